@@ -1,0 +1,3 @@
+//! Benchmarks.
+
+#![forbid(unsafe_code)]

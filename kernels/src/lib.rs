@@ -1,0 +1,1 @@
+//! Numeric kernels: block formats, dot products, norms, RoPE, attention and the worker pool.

@@ -1,0 +1,3 @@
+//! What tensors mean: architectures, KV cache, tokenizers and samplers.
+
+#![forbid(unsafe_code)]

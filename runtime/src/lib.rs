@@ -1,0 +1,3 @@
+//! The engine: scheduler, generator and the API people use.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,3 @@
+//! What the operating system allows: cgroup limits and usage.
+
+#![forbid(unsafe_code)]

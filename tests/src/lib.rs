@@ -1,0 +1,3 @@
+//! Cross-crate tests and the tools they need.
+
+#![forbid(unsafe_code)]
