@@ -1,0 +1,245 @@
+//! Anonymous memory for weights, cut into buffers that reads land in.
+//!
+//! One mapping, allocated once at its final size, so that the plan's figure is the
+//! process's figure. A [`SlotBuffer`] keeps the arena alive, because the kernel may
+//! write into it after whoever asked for the read has gone.
+
+use std::io;
+use std::sync::Arc;
+
+use memmap2::{Advice, MmapMut};
+
+/// The page size of the machines we run on, and the alignment of every buffer.
+pub const PAGE_BYTES: usize = 4096;
+
+/// A fixed block of page-aligned memory.
+#[derive(Debug)]
+pub struct Arena {
+    start: *mut u8,
+    bytes: usize,
+    // Only dropped: all access goes through `start`.
+    _mapping: Option<MmapMut>,
+}
+
+// SAFETY: the pointer is into memory that this value owns; who may touch which
+// part of it is decided by the slot states, not by the arena.
+unsafe impl Send for Arena {}
+// SAFETY: as above; the arena itself is never read or written through a shared reference.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Maps `bytes` of zeroed memory, rounded up to pages; the pages count against
+    /// the process once they are written.
+    ///
+    /// # Errors
+    /// When the kernel refuses the mapping.
+    pub fn new(bytes: usize) -> io::Result<Arc<Self>> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+        if bytes == 0 {
+            return Ok(Arc::new(Self {
+                start: std::ptr::dangling_mut(),
+                bytes: 0,
+                _mapping: None,
+            }));
+        }
+        let mut mapping = MmapMut::map_anon(bytes)?;
+        // Fewer TLB misses while weights are read; refused on some kernels, which is fine.
+        let _ = mapping.advise(Advice::HugePage);
+        Ok(Arc::new(Self {
+            start: mapping.as_mut_ptr(),
+            bytes,
+            _mapping: Some(mapping),
+        }))
+    }
+
+    /// The size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A buffer of `bytes` at `offset`; `registered` is its index among the buffers
+    /// that the ring registers with the kernel.
+    ///
+    /// The caller sees to it that no two live buffers overlap and that no [`View`]
+    /// into the range is used while the buffer lives: that is what the slot states are for.
+    ///
+    /// # Panics
+    /// When the range is not inside the arena or does not start on a page.
+    pub(crate) fn buffer(
+        self: &Arc<Self>,
+        offset: usize,
+        bytes: usize,
+        registered: Option<u16>,
+    ) -> SlotBuffer {
+        assert!(
+            offset.is_multiple_of(PAGE_BYTES),
+            "buffer starts inside a page"
+        );
+        assert!(
+            offset <= self.bytes && bytes <= self.bytes - offset,
+            "buffer of {bytes} at {offset} is outside the arena of {}",
+            self.bytes
+        );
+        SlotBuffer {
+            start: self.start.wrapping_add(offset),
+            bytes,
+            registered,
+            _arena: Arc::clone(self),
+        }
+    }
+}
+
+/// Exclusive access to one range of an [`Arena`], for a read to land in.
+#[derive(Debug)]
+pub struct SlotBuffer {
+    start: *mut u8,
+    bytes: usize,
+    registered: Option<u16>,
+    // Keeps the memory mapped until the kernel has finished with it.
+    _arena: Arc<Arena>,
+}
+
+// SAFETY: the buffer is the only access to its range while it lives, and the range
+// lives as long as the arena that the buffer holds.
+unsafe impl Send for SlotBuffer {}
+
+impl SlotBuffer {
+    /// The capacity in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The index under which the kernel may know this buffer.
+    pub fn registered(&self) -> Option<u16> {
+        self.registered
+    }
+
+    /// The whole buffer.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the range is inside the arena, which is alive and zero-initialised
+        // by the kernel, and this buffer is the only access to it.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+
+    /// Gives up write access and leaves the `bytes` at `skip` to be read.
+    ///
+    /// # Panics
+    /// When the range is not inside the buffer.
+    pub fn into_view(self, skip: usize, bytes: usize) -> View {
+        assert!(skip <= self.bytes && bytes <= self.bytes - skip);
+        View {
+            start: self.start.wrapping_add(skip),
+            bytes,
+        }
+    }
+}
+
+// SAFETY: the pointer is into a mapping that never moves and lives at least as long
+// as the buffer; every byte of it is initialised.
+unsafe impl tokio_uring::buf::IoBuf for SlotBuffer {
+    fn stable_ptr(&self) -> *const u8 {
+        self.start
+    }
+
+    fn bytes_init(&self) -> usize {
+        self.bytes
+    }
+
+    fn bytes_total(&self) -> usize {
+        self.bytes
+    }
+}
+
+// SAFETY: as for `IoBuf`; the buffer is the only access to its range, so the kernel
+// may write there.
+unsafe impl tokio_uring::buf::IoBufMut for SlotBuffer {
+    fn stable_mut_ptr(&mut self) -> *mut u8 {
+        self.start
+    }
+
+    // Every byte is initialised from the start.
+    unsafe fn set_init(&mut self, _position: usize) {}
+}
+
+/// Bytes that a finished read has left in memory, in an arena or a mapping.
+///
+/// A view is an address and a length; whoever owns the memory turns it into a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    start: *const u8,
+    bytes: usize,
+}
+
+// SAFETY: a view is inert; reading through it is the unsafe act of `View::slice`.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// A view of a slice whose owner outlives the view's use.
+    pub(crate) fn of(slice: &[u8]) -> Self {
+        Self {
+            start: slice.as_ptr(),
+            bytes: slice.len(),
+        }
+    }
+
+    /// The length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The `bytes` at `start` of this view.
+    ///
+    /// # Panics
+    /// When the range is not inside the view.
+    pub(crate) fn part(self, start: usize, bytes: usize) -> Self {
+        assert!(start <= self.bytes && bytes <= self.bytes - start);
+        Self {
+            start: self.start.wrapping_add(start),
+            bytes,
+        }
+    }
+
+    /// The viewed bytes.
+    ///
+    /// # Safety
+    /// The memory must be alive and unwritten for as long as the slice is used.
+    pub(crate) unsafe fn slice<'a>(self) -> &'a [u8] {
+        // SAFETY: the caller vouches for the memory; it was initialised by a read or the kernel.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_an_arena_are_page_aligned_and_disjoint() {
+        let arena = Arena::new(3 * PAGE_BYTES).unwrap();
+        let mut first = arena.buffer(0, PAGE_BYTES, None);
+        let mut second = arena.buffer(PAGE_BYTES, 2 * PAGE_BYTES, None);
+        first.as_mut_slice().fill(1);
+        second.as_mut_slice().fill(2);
+        assert!(first.as_mut_slice().iter().all(|&byte| byte == 1));
+        assert_eq!(second.as_mut_slice().as_ptr() as usize % PAGE_BYTES, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the arena")]
+    fn a_buffer_past_the_end_is_refused() {
+        let _ = Arena::new(PAGE_BYTES)
+            .unwrap()
+            .buffer(0, PAGE_BYTES + 1, None);
+    }
+
+    #[test]
+    fn a_buffer_outlives_the_handle_to_its_arena() {
+        let arena = Arena::new(PAGE_BYTES).unwrap();
+        let mut buffer = arena.buffer(0, PAGE_BYTES, None);
+        drop(arena);
+        buffer.as_mut_slice()[0] = 7;
+        assert_eq!(buffer.as_mut_slice()[0], 7);
+    }
+}

@@ -1,0 +1,239 @@
+//! The model's files, opened for streaming.
+//!
+//! O_DIRECT keeps the page cache out of the budget. Where a filesystem refuses it
+//! the file is read through the cache, and every reader then drops the pages it
+//! has copied.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+use crate::arena::PAGE_BYTES;
+
+/// Why the model's files cannot be opened for streaming.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: cannot open for reading: {source}; check the path and its permissions", path.display())]
+pub struct OpenError {
+    /// The file.
+    pub path: PathBuf,
+    /// What the kernel said.
+    pub source: io::Error,
+}
+
+/// One open file of the model.
+#[derive(Debug)]
+pub struct OpenFile {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    alignment: Option<usize>,
+}
+
+/// All open files of the model, indexed as [`crate::gguf::Extent::file`] says.
+#[derive(Debug)]
+pub struct OpenFiles {
+    files: Vec<OpenFile>,
+}
+
+/// A read widened to the alignment that O_DIRECT asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// File offset of the first byte to read.
+    pub offset: u64,
+    /// Bytes to read; at the end of the file fewer arrive.
+    pub bytes: usize,
+    /// Where the wanted bytes start inside the window.
+    pub skip: usize,
+}
+
+impl Window {
+    /// Widens `bytes` at `offset` to multiples of `alignment`.
+    pub fn around(offset: u64, bytes: usize, alignment: usize) -> Self {
+        let step = alignment as u64;
+        let start = offset - offset % step;
+        let end = (offset + bytes as u64).next_multiple_of(step);
+        Self {
+            offset: start,
+            bytes: (end - start) as usize,
+            skip: (offset - start) as usize,
+        }
+    }
+}
+
+impl OpenFile {
+    /// Opens `path` with O_DIRECT if the filesystem takes it and `direct` asks for it.
+    ///
+    /// # Errors
+    /// When the file cannot be opened at all.
+    pub fn open(path: &Path, direct: bool) -> Result<Self, OpenError> {
+        let failed = |source| OpenError {
+            path: path.to_owned(),
+            source,
+        };
+        let direct_file = direct.then(|| open_direct(path)).flatten();
+        let (file, alignment) = match direct_file {
+            Some((file, alignment)) => (file, Some(alignment)),
+            None => (File::open(path).map_err(failed)?, None),
+        };
+        let bytes = file.metadata().map_err(failed)?.len();
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            bytes,
+            alignment,
+        })
+    }
+
+    /// The file handle.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its length when it was opened.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether reads bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.alignment.is_some()
+    }
+
+    /// The alignment that reads of this file need, in bytes; 1 through the page cache.
+    pub fn alignment(&self) -> usize {
+        self.alignment.unwrap_or(1)
+    }
+
+    /// The window to read for `bytes` at `offset`.
+    pub fn window(&self, offset: u64, bytes: usize) -> Window {
+        Window::around(offset, bytes, self.alignment())
+    }
+
+    /// Drops what a read through the page cache has left there; nothing to do for
+    /// a direct file. Advice only, so a refusal changes nothing but memory use.
+    pub fn drop_cached(&self, window: Window) {
+        if self.is_direct() {
+            return;
+        }
+        // Outward, because the kernel drops whole pages only.
+        let pages = Window::around(window.offset, window.bytes, PAGE_BYTES);
+        let _ = posix_fadvise(
+            &self.file,
+            pages.offset as i64,
+            pages.bytes as i64,
+            PosixFadviseAdvice::POSIX_FADV_DONTNEED,
+        );
+    }
+}
+
+impl OpenFiles {
+    /// Opens every file of a model.
+    ///
+    /// # Errors
+    /// When one of them cannot be opened.
+    pub fn open<'a>(
+        paths: impl IntoIterator<Item = &'a Path>,
+        direct: bool,
+    ) -> Result<Self, OpenError> {
+        let files = paths
+            .into_iter()
+            .map(|path| OpenFile::open(path, direct))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { files })
+    }
+
+    /// The file at `index`.
+    ///
+    /// # Panics
+    /// When the index is not one of the catalog's.
+    pub fn get(&self, index: usize) -> &OpenFile {
+        &self.files[index]
+    }
+
+    /// The files in order.
+    pub fn iter(&self) -> impl Iterator<Item = &OpenFile> {
+        self.files.iter()
+    }
+
+    /// Whether every file is read with O_DIRECT.
+    pub fn all_direct(&self) -> bool {
+        self.files.iter().all(OpenFile::is_direct)
+    }
+}
+
+/// Opens with O_DIRECT and finds the alignment, or `None` where the filesystem
+/// refuses either.
+fn open_direct(path: &Path) -> Option<(File, usize)> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
+        .ok()?;
+    let alignment = stated_alignment(&file).unwrap_or(PAGE_BYTES);
+    // Some filesystems take the flag and refuse the reads.
+    let mut probe = ProbeBuffer([0; PAGE_BYTES]);
+    let length = alignment.min(PAGE_BYTES);
+    file.read_at(&mut probe.0[..length], 0).ok()?;
+    (alignment <= PAGE_BYTES).then_some((file, alignment))
+}
+
+#[repr(align(4096))]
+struct ProbeBuffer([u8; PAGE_BYTES]);
+
+/// The larger of the memory and the offset alignment that `statx` states for
+/// direct I/O (Linux 6.1 and later), if it states any.
+fn stated_alignment(file: &File) -> Option<usize> {
+    // SAFETY: `statx` is plain old data, for which all zeroes is a value.
+    let mut status: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open for the whole call, the path is an empty C
+    // string as AT_EMPTY_PATH asks for, and `status` is writable and of the right type.
+    let code = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &raw mut status,
+        )
+    };
+    let stated = code == 0 && status.stx_mask & libc::STATX_DIOALIGN != 0;
+    let alignment = status.stx_dio_mem_align.max(status.stx_dio_offset_align) as usize;
+    (stated && alignment.is_power_of_two()).then_some(alignment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_covers_the_wanted_bytes_and_starts_aligned() {
+        let window = Window::around(5000, 100, 4096);
+        assert_eq!(
+            window,
+            Window {
+                offset: 4096,
+                bytes: 4096,
+                skip: 904
+            }
+        );
+        let straddling = Window::around(8191, 2, 4096);
+        assert_eq!((straddling.offset, straddling.bytes), (4096, 8192));
+        let exact = Window::around(7, 9, 1);
+        assert_eq!((exact.offset, exact.bytes, exact.skip), (7, 9, 0));
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error_that_names_it() {
+        let error = OpenFile::open(Path::new("no/such.gguf"), true).unwrap_err();
+        assert!(error.to_string().starts_with("no/such.gguf: "), "{error}");
+    }
+}

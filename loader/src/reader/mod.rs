@@ -1,0 +1,206 @@
+//! Readers bring extents of the model's files into memory.
+//!
+//! A [`Reader`] takes requests and reports each through its [`Completion`], in any
+//! order, from a thread of its own. It reads whole aligned windows, finishes short
+//! reads, and never reports fewer bytes than were asked for. To add a backend, add a
+//! file here, a variant to [`Backend`] and an arm to [`open`].
+
+mod mmap;
+mod pread;
+mod uring;
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::arena::SlotBuffer;
+use crate::files::{OpenFile, OpenFiles, Window};
+use crate::slots::Completion;
+
+/// Why a read failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The file ended before the wanted bytes.
+    #[error(
+        "{}: read {got} of {wanted} bytes at offset {offset}: the file has been truncated since it was opened; restore it and run again",
+        path.display()
+    )]
+    Short {
+        /// The file.
+        path: PathBuf,
+        /// File offset of the wanted bytes.
+        offset: u64,
+        /// Bytes wanted.
+        wanted: usize,
+        /// Bytes of them that the file still has.
+        got: usize,
+    },
+    /// The kernel reported an error.
+    #[error(
+        "{}: reading {wanted} bytes at offset {offset}: {message}; check the drive and the file",
+        path.display()
+    )]
+    Failed {
+        /// The file.
+        path: PathBuf,
+        /// File offset of the wanted bytes.
+        offset: u64,
+        /// Bytes wanted.
+        wanted: usize,
+        /// What the kernel said.
+        message: String,
+    },
+    /// The reader's thread ended before the read did.
+    #[error("the reader has stopped; open the model again")]
+    Stopped,
+}
+
+/// Which system interface brings the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// io_uring through tokio-uring.
+    Uring,
+    /// A pool of threads that call `pread`.
+    Pread,
+    /// A mapping of the file, used in place.
+    Mmap,
+}
+
+impl Backend {
+    /// The name that `--io` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uring => "uring",
+            Self::Pread => "pread",
+            Self::Mmap => "mmap",
+        }
+    }
+
+    /// Whether reads land in buffers of ours, as opposed to views of a mapping.
+    pub fn needs_buffers(self) -> bool {
+        self != Self::Mmap
+    }
+}
+
+/// One read: `bytes` at `offset` of a file.
+#[derive(Debug)]
+pub struct ReadRequest {
+    /// Index of the file.
+    pub file: usize,
+    /// File offset of the wanted bytes, of any alignment.
+    pub offset: u64,
+    /// Number of wanted bytes, at least one.
+    pub bytes: usize,
+    /// Where they go; `None` for a reader that needs no buffers.
+    pub buffer: Option<SlotBuffer>,
+    /// How the outcome is reported.
+    pub completion: Completion,
+}
+
+/// Something that brings extents of files into memory.
+pub trait Reader: Send {
+    /// The interface in use.
+    fn backend(&self) -> Backend;
+
+    /// Starts a read. Does not block: the slots bound how many are under way.
+    fn submit(&self, request: ReadRequest);
+
+    /// Says that the bytes of a finished read are no longer needed.
+    fn release(&self, _file: usize, _offset: u64, _bytes: usize) {}
+
+    /// Whether the kernel knows the slot buffers beforehand.
+    fn has_registered_buffers(&self) -> bool {
+        false
+    }
+}
+
+/// Starts the reader for `backend`. `ring_buffers` are those that most reads will
+/// go to; `depth` is the largest number of reads under way at a time.
+///
+/// # Errors
+/// When the kernel refuses the interface, with its reason.
+pub fn open(
+    backend: Backend,
+    files: &Arc<OpenFiles>,
+    ring_buffers: Vec<SlotBuffer>,
+    depth: usize,
+) -> io::Result<Box<dyn Reader>> {
+    let files = Arc::clone(files);
+    Ok(match backend {
+        Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
+        Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
+        Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth)?),
+    })
+}
+
+/// How far a read into a buffer has come.
+#[derive(Debug)]
+struct Progress {
+    window: Window,
+    alignment: usize,
+    wanted: usize,
+    filled: usize,
+    retries: u32,
+}
+
+/// Attempts allowed after EAGAIN before it counts as an error.
+const RETRIES_MAX: u32 = 100;
+
+impl Progress {
+    fn new(file: &OpenFile, request: &ReadRequest) -> Self {
+        Self {
+            window: file.window(request.offset, request.bytes),
+            alignment: file.alignment(),
+            wanted: request.bytes,
+            filled: 0,
+            retries: 0,
+        }
+    }
+
+    /// The part of the buffer still to be read into, and its place in the file.
+    fn remaining(&self) -> (Range<usize>, u64) {
+        // A direct read must go on from an aligned place; the bytes after it come again.
+        let start = self.filled - self.filled % self.alignment;
+        (start..self.window.bytes, self.window.offset + start as u64)
+    }
+
+    /// Takes the outcome of reading [`Progress::remaining`]; `true` when the wanted
+    /// bytes are there.
+    fn record(&mut self, file: &OpenFile, outcome: io::Result<usize>) -> Result<bool, ReadError> {
+        let offset = self.window.offset + self.window.skip as u64;
+        match outcome {
+            Ok(count) => {
+                let before = self.filled;
+                self.filled = self.remaining().0.start + count;
+                let needed = self.window.skip + self.wanted;
+                if self.filled >= needed {
+                    Ok(true)
+                } else if self.filled <= before {
+                    Err(ReadError::Short {
+                        path: file.path().to_owned(),
+                        offset,
+                        wanted: self.wanted,
+                        got: before.saturating_sub(self.window.skip),
+                    })
+                } else {
+                    Ok(false)
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock && self.retries < RETRIES_MAX =>
+            {
+                self.retries += 1;
+                Ok(false)
+            }
+            Err(error) => Err(ReadError::Failed {
+                path: file.path().to_owned(),
+                offset,
+                wanted: self.wanted,
+                message: error.to_string(),
+            }),
+        }
+    }
+}

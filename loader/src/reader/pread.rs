@@ -1,0 +1,91 @@
+//! `pread` from a pool of threads: works everywhere, and is the fallback where
+//! io_uring is refused.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+
+use super::{Backend, Progress, ReadRequest, Reader};
+use crate::files::OpenFiles;
+
+/// More threads than this queue no deeper on any drive we have met.
+const THREADS_MAX: usize = 8;
+
+pub(super) struct PreadReader {
+    requests: Option<Sender<ReadRequest>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl PreadReader {
+    pub(super) fn start(files: Arc<OpenFiles>, depth: usize) -> io::Result<Self> {
+        let (sender, receiver) = bounded(depth);
+        let threads = (0..depth.clamp(1, THREADS_MAX))
+            .map(|index| {
+                let files = Arc::clone(&files);
+                let receiver = receiver.clone();
+                std::thread::Builder::new()
+                    .name(format!("emel-pread-{index}"))
+                    .spawn(move || serve(&files, &receiver))
+            })
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            requests: Some(sender),
+            threads,
+        })
+    }
+}
+
+impl Reader for PreadReader {
+    fn backend(&self) -> Backend {
+        Backend::Pread
+    }
+
+    fn submit(&self, request: ReadRequest) {
+        if let Some(requests) = &self.requests {
+            // With every thread gone the request comes back and its drop reports it.
+            let _ = requests.send(request);
+        }
+    }
+}
+
+impl Drop for PreadReader {
+    fn drop(&mut self) {
+        self.requests = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(files: &OpenFiles, requests: &Receiver<ReadRequest>) {
+    for request in requests {
+        read(files, request);
+    }
+}
+
+fn read(files: &OpenFiles, mut request: ReadRequest) {
+    let file = files.get(request.file);
+    let mut progress = Progress::new(file, &request);
+    let mut buffer = request
+        .buffer
+        .take()
+        .expect("pread is given a buffer with every request");
+    loop {
+        let (range, offset) = progress.remaining();
+        let outcome = file
+            .file()
+            .read_at(&mut buffer.as_mut_slice()[range], offset);
+        match progress.record(file, outcome) {
+            Ok(false) => {}
+            Ok(true) => {
+                file.drop_cached(progress.window);
+                let view = buffer.into_view(progress.window.skip, request.bytes);
+                return request.completion.succeed(view, progress.filled);
+            }
+            Err(error) => return request.completion.fail(error),
+        }
+    }
+}

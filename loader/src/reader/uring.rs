@@ -1,0 +1,239 @@
+//! io_uring through tokio-uring, on a thread of its own.
+//!
+//! tokio-uring hands its submissions to the kernel only when its thread parks, so the
+//! ring must not share a thread with anything that computes. Here it has one that does
+//! nothing but submit and reap: `depth` tasks, each with at most one read under way.
+//! Tasks and their buffers are made at the start; a read allocates nothing.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+use crossbeam::queue::ArrayQueue;
+use tokio::sync::Semaphore;
+use tokio_uring::buf::BoundedBuf;
+use tokio_uring::buf::fixed::FixedBufRegistry;
+use tokio_uring::fs::File;
+
+use super::{Backend, Progress, ReadError, ReadRequest, Reader};
+use crate::arena::SlotBuffer;
+use crate::files::OpenFiles;
+
+pub(super) struct UringReader {
+    queue: Arc<Queue>,
+    has_registered_buffers: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Requests on their way to the ring's thread.
+struct Queue {
+    requests: ArrayQueue<ReadRequest>,
+    // One permit for each queued request; closed when the reader is dropped.
+    available: Semaphore,
+}
+
+impl UringReader {
+    pub(super) fn start(
+        files: Arc<OpenFiles>,
+        ring_buffers: Vec<SlotBuffer>,
+        depth: usize,
+    ) -> io::Result<Self> {
+        let depth = depth.max(1);
+        let queue = Arc::new(Queue {
+            requests: ArrayQueue::new(depth),
+            available: Semaphore::new(0),
+        });
+        let (started, start) = sync_channel(1);
+        let thread_queue = Arc::clone(&queue);
+        let thread = std::thread::Builder::new()
+            .name("emel-uring".to_owned())
+            .spawn(move || {
+                let runtime = match start_runtime(depth) {
+                    Ok(runtime) => runtime,
+                    Err(error) => return drop(started.send(Err(error))),
+                };
+                runtime.block_on(async {
+                    let registry = register(ring_buffers);
+                    let _ = started.send(Ok(registry.is_some()));
+                    serve(files, thread_queue, registry, depth).await;
+                });
+            })?;
+        match start.recv() {
+            Ok(Ok(has_registered_buffers)) => Ok(Self {
+                queue,
+                has_registered_buffers,
+                thread: Some(thread),
+            }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::Error::other("the io_uring thread ended at its start")),
+        }
+    }
+}
+
+impl Reader for UringReader {
+    fn backend(&self) -> Backend {
+        Backend::Uring
+    }
+
+    fn submit(&self, request: ReadRequest) {
+        let refused = self.queue.requests.push(request).err();
+        assert!(
+            refused.is_none(),
+            "more reads under way than there are slots"
+        );
+        self.queue.available.add_permits(1);
+    }
+
+    fn has_registered_buffers(&self) -> bool {
+        self.has_registered_buffers
+    }
+}
+
+impl Drop for UringReader {
+    fn drop(&mut self) {
+        self.queue.available.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn start_runtime(depth: usize) -> io::Result<tokio_uring::Runtime> {
+    let mut ring = tokio_uring::uring_builder();
+    // Completions are reaped when the thread enters the kernel anyway, so it need
+    // not be interrupted for them.
+    ring.setup_coop_taskrun();
+    let mut builder = tokio_uring::builder();
+    builder
+        .entries(depth.next_power_of_two() as u32)
+        .uring_builder(&ring);
+    tokio_uring::Runtime::new(&builder)
+}
+
+/// Registers the buffers with the kernel, or does without where the limit on locked
+/// memory does not allow it.
+fn register(ring_buffers: Vec<SlotBuffer>) -> Option<FixedBufRegistry<SlotBuffer>> {
+    if ring_buffers.is_empty() {
+        return None;
+    }
+    let registry = FixedBufRegistry::new(ring_buffers);
+    registry.register().ok().map(|()| registry)
+}
+
+async fn serve(
+    files: Arc<OpenFiles>,
+    queue: Arc<Queue>,
+    registry: Option<FixedBufRegistry<SlotBuffer>>,
+    depth: usize,
+) {
+    let handles: io::Result<Vec<File>> = files
+        .iter()
+        .map(|file| Ok(File::from_std(file.file().try_clone()?)))
+        .collect();
+    let Ok(handles) = handles else {
+        // Out of descriptors: every request's drop reports that the reader stopped.
+        queue.available.close();
+        while queue.requests.pop().is_some() {}
+        return;
+    };
+    let lane = Rc::new(Lane {
+        files,
+        handles,
+        registry,
+        queue,
+    });
+    let tasks: Vec<_> = (0..depth)
+        .map(|_| {
+            let lane = Rc::clone(&lane);
+            tokio_uring::spawn(async move { lane.run().await })
+        })
+        .collect();
+    for task in tasks {
+        let _ = task.await;
+    }
+}
+
+/// What every task needs to serve one read after another.
+struct Lane {
+    files: Arc<OpenFiles>,
+    handles: Vec<File>,
+    registry: Option<FixedBufRegistry<SlotBuffer>>,
+    queue: Arc<Queue>,
+}
+
+impl Lane {
+    async fn run(&self) {
+        while let Ok(permit) = self.queue.available.acquire().await {
+            permit.forget();
+            if let Some(request) = self.queue.requests.pop() {
+                self.read(request).await;
+            }
+        }
+    }
+
+    async fn read(&self, mut request: ReadRequest) {
+        let buffer = request
+            .buffer
+            .take()
+            .expect("io_uring is given a buffer with every request");
+        let fixed = match (&self.registry, buffer.registered()) {
+            (Some(registry), Some(index)) => registry.check_out(index.into()),
+            _ => None,
+        };
+        // The registry's handle names the same memory, so `buffer` waits meanwhile.
+        let (outcome, buffer) = match fixed {
+            Some(fixed) => (self.fill_fixed(&request, fixed).await, buffer),
+            None => self.fill(&request, buffer).await,
+        };
+        match outcome {
+            Ok(progress) => {
+                self.files.get(request.file).drop_cached(progress.window);
+                let view = buffer.into_view(progress.window.skip, request.bytes);
+                request.completion.succeed(view, progress.filled);
+            }
+            Err(error) => request.completion.fail(error),
+        }
+    }
+
+    async fn fill(
+        &self,
+        request: &ReadRequest,
+        mut buffer: SlotBuffer,
+    ) -> (Result<Progress, ReadError>, SlotBuffer) {
+        let file = self.files.get(request.file);
+        let mut progress = Progress::new(file, request);
+        loop {
+            let (range, offset) = progress.remaining();
+            let (outcome, part) = self.handles[request.file]
+                .read_at(buffer.slice(range), offset)
+                .await;
+            buffer = part.into_inner();
+            match progress.record(file, outcome) {
+                Ok(false) => {}
+                Ok(true) => return (Ok(progress), buffer),
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+    }
+
+    async fn fill_fixed(
+        &self,
+        request: &ReadRequest,
+        mut buffer: tokio_uring::buf::fixed::FixedBuf,
+    ) -> Result<Progress, ReadError> {
+        let file = self.files.get(request.file);
+        let mut progress = Progress::new(file, request);
+        loop {
+            let (range, offset) = progress.remaining();
+            let (outcome, part) = self.handles[request.file]
+                .read_fixed_at(buffer.slice(range), offset)
+                .await;
+            buffer = part.into_inner();
+            if progress.record(file, outcome)? {
+                return Ok(progress);
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The life of a slot: Free → Reading → Ready → Held → Free.
+//!
+//! The table is the only thing that a reader's thread and the engine's thread share.
+//! A reader completes slots in any order; the engine takes them in its own. A slot
+//! whose reader no longer matters is `Abandoned` until its read has landed, so that
+//! nothing else is given a buffer that the kernel may still write to.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use crate::arena::View;
+use crate::reader::ReadError;
+
+#[derive(Debug)]
+enum SlotState {
+    Free,
+    Reading,
+    Abandoned,
+    Ready(View),
+    Failed(ReadError),
+    Held,
+}
+
+/// The states of all slots, and who waits for them.
+#[derive(Debug)]
+pub struct SlotTable {
+    slots: Box<[Mutex<SlotState>]>,
+    waker: Mutex<Option<Waker>>,
+    bytes_read: AtomicU64,
+    reads: AtomicU64,
+}
+
+/// The duty to report how a slot's read ended. Dropped unreported, it reports that
+/// the reader stopped, so that nobody waits for ever.
+#[derive(Debug)]
+pub struct Completion {
+    table: Arc<SlotTable>,
+    slot: usize,
+    reported: bool,
+}
+
+impl SlotTable {
+    /// A table of `count` free slots.
+    pub fn new(count: usize) -> Arc<Self> {
+        Arc::new(Self {
+            slots: (0..count).map(|_| Mutex::new(SlotState::Free)).collect(),
+            waker: Mutex::new(None),
+            bytes_read: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+        })
+    }
+
+    /// The number of slots.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether the table has no slots.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Bytes that reads have brought in, alignment included.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// Finished reads.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    /// Free → Reading.
+    ///
+    /// # Panics
+    /// When the slot is not free.
+    pub fn begin(self: &Arc<Self>, slot: usize) -> Completion {
+        let mut state = self.lock(slot);
+        assert!(
+            matches!(*state, SlotState::Free),
+            "slot {slot} is given a read while it is {state:?}"
+        );
+        *state = SlotState::Reading;
+        Completion {
+            table: Arc::clone(self),
+            slot,
+            reported: false,
+        }
+    }
+
+    /// Whether a read may be given to the slot.
+    pub fn is_free(&self, slot: usize) -> bool {
+        matches!(*self.lock(slot), SlotState::Free)
+    }
+
+    /// Ready → Held, with the bytes; Failed → Free, with the error.
+    ///
+    /// # Panics
+    /// When no read was begun on the slot.
+    pub fn poll_take(&self, slot: usize) -> Poll<Result<View, ReadError>> {
+        let mut state = self.lock(slot);
+        match std::mem::replace(&mut *state, SlotState::Held) {
+            SlotState::Ready(view) => Poll::Ready(Ok(view)),
+            SlotState::Failed(error) => {
+                *state = SlotState::Free;
+                Poll::Ready(Err(error))
+            }
+            SlotState::Reading => {
+                *state = SlotState::Reading;
+                Poll::Pending
+            }
+            other => panic!("slot {slot} is waited for while it is {other:?}"),
+        }
+    }
+
+    /// Held → Free.
+    ///
+    /// # Panics
+    /// When the slot is not held.
+    pub fn give_back(&self, slot: usize) {
+        let mut state = self.lock(slot);
+        assert!(
+            matches!(*state, SlotState::Held),
+            "slot {slot} is given back while it is {state:?}"
+        );
+        *state = SlotState::Free;
+    }
+
+    /// Any state → Free, at once or when the read that is under way has landed.
+    pub fn abandon(&self, slot: usize) {
+        let mut state = self.lock(slot);
+        *state = match *state {
+            SlotState::Reading | SlotState::Abandoned => SlotState::Abandoned,
+            _ => SlotState::Free,
+        };
+    }
+
+    /// Has `waker` called at every completion from now on. Register before looking
+    /// at a slot: a completion in between is then not lost.
+    pub fn register(&self, waker: &Waker) {
+        let mut registered = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if !registered.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            *registered = Some(waker.clone());
+        }
+    }
+
+    fn complete(&self, slot: usize, result: Result<View, ReadError>) {
+        let mut state = self.lock(slot);
+        *state = match (&*state, result) {
+            (SlotState::Abandoned, _) => SlotState::Free,
+            (SlotState::Reading, Ok(view)) => SlotState::Ready(view),
+            (SlotState::Reading, Err(error)) => SlotState::Failed(error),
+            (other, _) => panic!("a read of slot {slot} ends while it is {other:?}"),
+        };
+        drop(state);
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waker) = waker.as_ref() {
+            waker.wake_by_ref();
+        }
+    }
+
+    // A poisoned state is still a state: every transition is a single assignment.
+    fn lock(&self, slot: usize) -> MutexGuard<'_, SlotState> {
+        self.slots[slot]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Completion {
+    /// The read has brought the viewed bytes, and `bytes_read` in all.
+    pub fn succeed(mut self, view: View, bytes_read: usize) {
+        let table = &self.table;
+        table
+            .bytes_read
+            .fetch_add(bytes_read as u64, Ordering::Relaxed);
+        table.reads.fetch_add(1, Ordering::Relaxed);
+        self.reported = true;
+        self.table.complete(self.slot, Ok(view));
+    }
+
+    /// The read has failed.
+    pub fn fail(mut self, error: ReadError) {
+        self.reported = true;
+        self.table.complete(self.slot, Err(error));
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        if !self.reported {
+            self.table.complete(self.slot, Err(ReadError::Stopped));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view() -> View {
+        View::of(b"abc")
+    }
+
+    #[test]
+    fn a_slot_goes_once_around() {
+        let table = SlotTable::new(1);
+        let completion = table.begin(0);
+        assert!(table.poll_take(0).is_pending());
+        completion.succeed(view(), 3);
+        assert_eq!(table.poll_take(0), Poll::Ready(Ok(view())));
+        assert!(!table.is_free(0));
+        table.give_back(0);
+        assert!(table.is_free(0));
+        assert_eq!((table.bytes_read(), table.reads()), (3, 1));
+    }
+
+    #[test]
+    fn an_abandoned_slot_is_free_only_when_its_read_has_landed() {
+        let table = SlotTable::new(1);
+        let completion = table.begin(0);
+        table.abandon(0);
+        assert!(!table.is_free(0));
+        completion.succeed(view(), 3);
+        assert!(table.is_free(0));
+    }
+
+    #[test]
+    fn a_completion_dropped_unreported_is_an_error_not_a_hang() {
+        let table = SlotTable::new(1);
+        drop(table.begin(0));
+        assert_eq!(table.poll_take(0), Poll::Ready(Err(ReadError::Stopped)));
+        assert!(table.is_free(0));
+    }
+
+    #[test]
+    #[should_panic(expected = "given a read while")]
+    fn a_slot_in_use_is_not_given_a_second_read() {
+        let table = SlotTable::new(1);
+        let _first = table.begin(0);
+        let _second = table.begin(0);
+    }
+}

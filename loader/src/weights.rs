@@ -1,0 +1,500 @@
+//! The weights of a model in memory: pinned units, and a ring of slots for the rest.
+//!
+//! [`Weights::with_unit`] is how a step gets at a unit: at once if it is pinned,
+//! otherwise when its slot is ready, and only for as long as the step runs. The ring
+//! reads in the order of use and never waits for the token: it runs on through the end
+//! of a pass into the next one, as far as it has slots.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use crate::arena::{Arena, SlotBuffer, View};
+use crate::files::OpenFiles;
+use crate::gguf::Extent;
+use crate::plan::{Plan, ROW_SLOTS, Residency, held_bytes};
+use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
+use crate::slots::SlotTable;
+use crate::unit::Unit;
+
+/// Reads under way while pinned units are loaded.
+const LOAD_DEPTH: usize = 8;
+
+/// Why weights cannot be brought into memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WeightsError {
+    /// The kernel refused the memory.
+    #[error("cannot map {bytes} bytes of memory: {source}; lower --ram-budget")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The reader cannot be started.
+    #[error("cannot start the {} reader: {source}", backend.name())]
+    Reader {
+        /// The reader.
+        backend: Backend,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A pinned unit could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+/// What a pass goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// The body only: a chunk of a prompt whose logits nobody wants.
+    Body,
+    /// Body and head.
+    Full,
+}
+
+/// What reading has cost so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReadStatistics {
+    /// Bytes read, alignment and pinned units included.
+    pub bytes_read: u64,
+    /// Finished reads.
+    pub reads: u64,
+    /// Time that steps have waited for slots.
+    pub wait: Duration,
+}
+
+/// All units of a plan, pinned or streamed.
+pub struct Weights {
+    // Dropped first: the reader's thread ends, and with it every access to the arenas.
+    reader: Box<dyn Reader>,
+    table: Arc<SlotTable>,
+    units: Vec<Unit>,
+    // `None` for a streamed unit.
+    pinned: Vec<Option<View>>,
+    ring: Ring,
+    buffers: SlotBuffers,
+    wait: Duration,
+    // Keeps the views in `pinned` valid.
+    _pinned_arena: Arc<Arena>,
+}
+
+impl Weights {
+    /// Starts the reader and loads the pinned units; `progress` is told the bytes
+    /// loaded so far.
+    ///
+    /// # Errors
+    /// When memory or the reader is refused, or a read fails.
+    pub async fn open(
+        files: &Arc<OpenFiles>,
+        plan: &Plan,
+        backend: Backend,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, WeightsError> {
+        let with_buffers = backend.needs_buffers();
+        let arena_of = |bytes: u64| {
+            let bytes = if with_buffers { bytes } else { 0 };
+            Arena::new(bytes as usize).map_err(|source| WeightsError::Memory { bytes, source })
+        };
+        let slot_arena = arena_of(plan.ring_bytes() + (ROW_SLOTS * plan.row_slot_bytes) as u64)?;
+        let pinned_arena = arena_of(plan.pinned_bytes())?;
+
+        let slot_count = plan.slots + ROW_SLOTS;
+        let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
+        let buffers = SlotBuffers {
+            arena: slot_arena,
+            ring: (plan.slots, plan.slot_bytes),
+            row_bytes: plan.row_slot_bytes,
+            with_buffers,
+        };
+        let registered = buffers.ring_buffers();
+        let reader = reader::open(backend, files, registered, table.len())
+            .map_err(|source| WeightsError::Reader { backend, source })?;
+        let mut weights = Self {
+            reader,
+            table,
+            units: plan.units.clone(),
+            pinned: vec![None; plan.units.len()],
+            ring: Ring::new(plan),
+            buffers,
+            wait: Duration::ZERO,
+            _pinned_arena: Arc::clone(&pinned_arena),
+        };
+        weights
+            .load_pinned(plan, &pinned_arena, with_buffers, progress)
+            .await?;
+        Ok(weights)
+    }
+
+    /// Runs `step` on the bytes of a unit as soon as they are there. Units of a pass
+    /// are asked for in order.
+    ///
+    /// # Errors
+    /// When the read has failed; the pass is then over, and [`Weights::restart`]
+    /// makes the ring ready for another.
+    pub async fn with_unit<R>(
+        &mut self,
+        unit: usize,
+        step: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, ReadError> {
+        if let Some(view) = self.pinned[unit] {
+            // SAFETY: pinned views point into the pinned arena or the reader's mapping,
+            // which this value owns and nothing writes to after `load_pinned`.
+            return Ok(step(unsafe { view.slice() }));
+        }
+        let started = Instant::now();
+        let taken = poll_fn(|context| self.poll_front(unit, context)).await;
+        self.wait += started.elapsed();
+        let (slot, view) = taken?;
+        // SAFETY: the slot is held until `give_back` below, so no read is given its
+        // buffer; the arena or mapping is owned by this value.
+        let result = step(unsafe { view.slice() });
+        self.ring.queue.pop_front();
+        self.table.give_back(slot);
+        self.release(unit);
+        self.pump();
+        Ok(result)
+    }
+
+    /// Runs `step` on each of `extents` (embedding rows) with its index, a few reads
+    /// at a time. An extent inside a pinned unit is not read.
+    ///
+    /// # Errors
+    /// When a read fails.
+    pub async fn with_rows(
+        &mut self,
+        extents: impl ExactSizeIterator<Item = Extent>,
+        mut step: impl FnMut(usize, &[u8]),
+    ) -> Result<(), ReadError> {
+        let mut extents = extents.enumerate();
+        let mut batch: [Option<(usize, Extent)>; ROW_SLOTS] = [None; ROW_SLOTS];
+        loop {
+            let mut started = 0;
+            while started < ROW_SLOTS {
+                let Some((index, extent)) = extents.next() else {
+                    break;
+                };
+                if let Some(view) = self.pinned_view(&extent) {
+                    // SAFETY: as in `with_unit`: pinned views stay valid and unwritten.
+                    step(index, unsafe { view.slice() });
+                } else {
+                    self.start_row(started, &extent).await;
+                    batch[started] = Some((index, extent));
+                    started += 1;
+                }
+            }
+            if started == 0 {
+                return Ok(());
+            }
+            let mut outcome = Ok(());
+            for (place, row) in batch.iter_mut().enumerate().take(started) {
+                let Some((index, extent)) = row.take() else {
+                    continue;
+                };
+                let slot = self.ring.slots + place;
+                match self.taken(slot).await {
+                    Ok(view) => {
+                        // SAFETY: the slot is held until it is given back below.
+                        step(index, unsafe { view.slice() });
+                        self.table.give_back(slot);
+                        self.reader
+                            .release(extent.file, extent.offset, extent.bytes as usize);
+                    }
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            outcome?;
+        }
+    }
+
+    /// Says what the pass that begins now goes through, and what is expected after it,
+    /// and starts reading. If the ring has read ahead for something else, it starts over.
+    pub fn begin_pass(&mut self, pass: Pass, next: Pass) {
+        if !self.ring.begin(pass, next) {
+            self.restart();
+            self.ring.begin(pass, next);
+        }
+        self.pump();
+    }
+
+    /// Forgets what the ring has read and where it was, after an error or a cancelled
+    /// pass. Reads under way land in their slots before these are used again.
+    pub fn restart(&mut self) {
+        for slot in 0..self.table.len() {
+            self.table.abandon(slot);
+        }
+        while let Some((_, unit)) = self.ring.queue.pop_front() {
+            self.release(unit);
+        }
+        self.ring.rewind();
+    }
+
+    /// What reading has cost so far.
+    pub fn statistics(&self) -> ReadStatistics {
+        ReadStatistics {
+            bytes_read: self.table.bytes_read(),
+            reads: self.table.reads(),
+            wait: self.wait,
+        }
+    }
+
+    /// The reader in use.
+    pub fn backend(&self) -> Backend {
+        self.reader.backend()
+    }
+
+    /// Whether the kernel knows the ring's buffers beforehand.
+    pub fn has_registered_buffers(&self) -> bool {
+        self.reader.has_registered_buffers()
+    }
+
+    async fn load_pinned(
+        &mut self,
+        plan: &Plan,
+        arena: &Arc<Arena>,
+        with_buffers: bool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), WeightsError> {
+        let pinned: Vec<usize> = (0..self.units.len())
+            .filter(|&unit| plan.residency[unit] == Residency::Pinned)
+            .collect();
+        let mut offset = 0;
+        let mut loaded = 0;
+        for (sequence, &unit) in pinned.iter().enumerate() {
+            if sequence >= LOAD_DEPTH {
+                self.finish_load(&pinned, sequence - LOAD_DEPTH, &mut loaded, progress)
+                    .await?;
+            }
+            let bytes = held_bytes(&self.units[unit]) as usize;
+            let buffer = with_buffers.then(|| arena.buffer(offset, bytes, None));
+            offset += if with_buffers { bytes } else { 0 };
+            self.submit(sequence % LOAD_DEPTH, self.units[unit].extent, buffer);
+        }
+        for sequence in pinned.len().saturating_sub(LOAD_DEPTH)..pinned.len() {
+            self.finish_load(&pinned, sequence, &mut loaded, progress)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn finish_load(
+        &mut self,
+        pinned: &[usize],
+        sequence: usize,
+        loaded: &mut u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), WeightsError> {
+        let slot = sequence % LOAD_DEPTH;
+        let view = self.taken(slot).await?;
+        self.table.give_back(slot);
+        self.pinned[pinned[sequence]] = Some(view);
+        *loaded += view.bytes() as u64;
+        progress(*loaded);
+        Ok(())
+    }
+
+    fn poll_front(
+        &mut self,
+        unit: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(usize, View), ReadError>> {
+        // Before looking, so that a completion in between wakes us again.
+        self.table.register(context.waker());
+        self.pump();
+        let Some(&(slot, front)) = self.ring.queue.front() else {
+            // Every slot still waits for an abandoned read to land.
+            return Poll::Pending;
+        };
+        assert_eq!(
+            front, unit,
+            "units are asked for in the order they are read"
+        );
+        match self.table.poll_take(slot) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(view)) => Poll::Ready(Ok((slot, view))),
+            Poll::Ready(Err(error)) => {
+                self.ring.queue.pop_front();
+                Poll::Ready(Err(error))
+            }
+        }
+    }
+
+    /// Gives every free slot the next unit.
+    fn pump(&mut self) {
+        for slot in 0..self.ring.slots {
+            if !self.table.is_free(slot) {
+                continue;
+            }
+            let Some(unit) = self.ring.next_unit() else {
+                return;
+            };
+            let buffer = self.buffers.ring_buffer(slot);
+            self.submit(slot, self.units[unit].extent, buffer);
+            self.ring.queue.push_back((slot, unit));
+        }
+    }
+
+    async fn start_row(&mut self, place: usize, extent: &Extent) {
+        let slot = self.ring.slots + place;
+        poll_fn(|context| {
+            self.table.register(context.waker());
+            if self.table.is_free(slot) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+        let buffer = self.buffers.row_buffer(place);
+        self.submit(slot, *extent, buffer);
+    }
+
+    async fn taken(&mut self, slot: usize) -> Result<View, ReadError> {
+        let started = Instant::now();
+        let taken = poll_fn(|context| {
+            self.table.register(context.waker());
+            self.table.poll_take(slot)
+        })
+        .await;
+        self.wait += started.elapsed();
+        taken
+    }
+
+    fn pinned_view(&self, extent: &Extent) -> Option<View> {
+        self.units
+            .iter()
+            .zip(&self.pinned)
+            .find_map(|(unit, view)| {
+                let view = (*view)?;
+                let start = extent.offset.checked_sub(unit.extent.offset)?;
+                let inside =
+                    unit.extent.file == extent.file && start + extent.bytes <= unit.extent.bytes;
+                inside.then(|| view.part(start as usize, extent.bytes as usize))
+            })
+    }
+
+    fn submit(&self, slot: usize, extent: Extent, buffer: Option<SlotBuffer>) {
+        self.reader.submit(ReadRequest {
+            file: extent.file,
+            offset: extent.offset,
+            bytes: extent.bytes as usize,
+            buffer,
+            completion: self.table.begin(slot),
+        });
+    }
+
+    fn release(&self, unit: usize) {
+        let extent = &self.units[unit].extent;
+        self.reader
+            .release(extent.file, extent.offset, extent.bytes as usize);
+    }
+}
+
+/// Which units are read next, and which slot each is in.
+struct Ring {
+    slots: usize,
+    /// Streamed units in the order of a pass.
+    order: Vec<usize>,
+    /// How many of them belong to the body.
+    body: usize,
+    /// What the current pass and the one after it go through.
+    passes: [Pass; 2],
+    /// Reads begun: passes after the current one, and units of that pass.
+    ahead: (usize, usize),
+    /// Slots and their units, in the order of use.
+    queue: VecDeque<(usize, usize)>,
+    started: bool,
+}
+
+impl Ring {
+    fn new(plan: &Plan) -> Self {
+        let streamed = |unit: &usize| plan.residency[*unit] == Residency::Streamed;
+        Self {
+            slots: plan.slots,
+            order: (0..plan.units.len()).filter(streamed).collect(),
+            body: (0..plan.head_start()).filter(streamed).count(),
+            passes: [Pass::Full; 2],
+            ahead: (0, 0),
+            queue: VecDeque::with_capacity(plan.slots),
+            started: false,
+        }
+    }
+
+    fn units_of(&self, pass: Pass) -> usize {
+        match pass {
+            Pass::Body => self.body,
+            Pass::Full => self.order.len(),
+        }
+    }
+
+    /// Begins a pass, or returns `false` when what has been read does not suit it:
+    /// the pass before was left in the middle, or another kind was expected.
+    fn begin(&mut self, pass: Pass, next: Pass) -> bool {
+        if self.started {
+            let (ahead, read) = self.ahead;
+            let over = ahead == 1 || read == self.units_of(self.passes[0]);
+            let queued = if ahead == 1 { read } else { 0 };
+            let suits = self.passes[1] == pass || queued <= self.body;
+            if !over || self.queue.len() != queued || !suits {
+                return false;
+            }
+            self.ahead = (0, queued);
+        }
+        self.started = true;
+        self.passes = [pass, next];
+        true
+    }
+
+    fn rewind(&mut self) {
+        self.ahead = (0, 0);
+        self.started = false;
+    }
+
+    fn next_unit(&mut self) -> Option<usize> {
+        if !self.started {
+            return None;
+        }
+        let (mut ahead, mut read) = self.ahead;
+        if ahead == 0 && read == self.units_of(self.passes[0]) {
+            (ahead, read) = (1, 0);
+        }
+        if read == self.units_of(self.passes[ahead]) {
+            return None;
+        }
+        self.ahead = (ahead, read + 1);
+        Some(self.order[read])
+    }
+}
+
+/// Where the reads of ring slots and of embedding rows land.
+struct SlotBuffers {
+    arena: Arc<Arena>,
+    ring: (usize, usize),
+    row_bytes: usize,
+    with_buffers: bool,
+}
+
+impl SlotBuffers {
+    fn ring_buffer(&self, slot: usize) -> Option<SlotBuffer> {
+        let (_, bytes) = self.ring;
+        self.with_buffers
+            .then(|| self.arena.buffer(slot * bytes, bytes, Some(slot as u16)))
+    }
+
+    fn row_buffer(&self, place: usize) -> Option<SlotBuffer> {
+        let (slots, bytes) = self.ring;
+        let offset = slots * bytes + place * self.row_bytes;
+        self.with_buffers
+            .then(|| self.arena.buffer(offset, self.row_bytes, None))
+    }
+
+    fn ring_buffers(&self) -> Vec<SlotBuffer> {
+        (0..self.ring.0)
+            .filter_map(|slot| self.ring_buffer(slot))
+            .collect()
+    }
+}
