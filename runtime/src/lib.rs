@@ -1,3 +1,41 @@
-//! The engine: scheduler, generator and the API people use.
+//! emel runs a language model larger than RAM from its GGUF file, inside a hard memory
+//! budget, with the same bits as if it fitted.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), emel::Error> {
+//! let engine = emel::Engine::builder()
+//!     .ram_budget("8G".parse()?)
+//!     .open("model.gguf")
+//!     .await?;
+//! let mut stream = engine.generate(emel::Request::new("Once upon a time")).await?;
+//! while let Some(token) = stream.next().await {
+//!     print!("{}", token?.text);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
+
+pub mod blueprint;
+pub mod budget;
+#[cfg(feature = "cli")]
+pub mod cli;
+mod engine;
+mod error;
+pub mod generator;
+mod request;
+mod scheduler;
+mod stream;
+mod usage;
+
+pub use blueprint::{Io, Settings};
+pub use budget::RamBudget;
+pub use emel_loader::reader::Backend;
+pub use emel_model::kv_cache::KvType;
+pub use emel_model::sampler::SamplerOptions;
+pub use engine::{Builder, Description, Engine};
+pub use error::Error;
+pub use request::{Prompt, Request};
+pub use stream::{Token, TokenStream};
+pub use usage::Usage;

@@ -1,0 +1,452 @@
+//! A model as a program: the operations of a forward pass, in order.
+//!
+//! An architecture's file writes the program once, when the model is opened. The same
+//! list then says in which order weights are read (the plan), how large activations
+//! become (the memory), and what is computed (the forward pass), so the three cannot
+//! disagree.
+
+use emel_kernels::{ActivationFormat, Format, RopeScaling, RopeStyle};
+use emel_loader::gguf::{Catalog, Tensor};
+use emel_loader::unit::{Stage, WeightUse};
+
+use crate::error::ModelError;
+use crate::hyperparameters::Hyperparameters;
+
+/// The activations of the tokens in flight, by their role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Buffer {
+    /// The residual stream.
+    Residual,
+    /// A norm's output.
+    Normed,
+    /// Queries of all heads.
+    Query,
+    /// Keys of all key-value heads.
+    Key,
+    /// Values of all key-value heads.
+    Value,
+    /// What attention has gathered.
+    Attended,
+    /// A block's contribution before it joins the residual stream.
+    Branch,
+    /// The gate of a feed-forward network, then its gated activations.
+    Gate,
+    /// The other half of a gated feed-forward network.
+    Up,
+    /// A score for each token of the vocabulary.
+    Logits,
+}
+
+/// The number of [`Buffer`]s.
+pub const BUFFERS: usize = Buffer::Logits as usize + 1;
+
+/// The activation function of a gated feed-forward network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x · σ(x), which makes SwiGLU.
+    Silu,
+    /// The tanh form of GELU, which makes GeGLU.
+    Gelu,
+}
+
+/// One operation. Sizes are those of a single token.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Op {
+    /// RMS norm of every run of `width` values: x / √(mean(x²) + ε) · weight.
+    Norm {
+        /// What is normed.
+        input: Buffer,
+        /// Where it goes; may be the input.
+        output: Buffer,
+        /// Index of the resident weight.
+        weight: usize,
+        /// Values normed together.
+        width: usize,
+    },
+    /// output = matrix · input.
+    Linear {
+        /// Index of the matrix among [`Program::matrices`].
+        matrix: usize,
+        /// A vector as wide as the matrix's columns.
+        input: Buffer,
+        /// A vector as long as the matrix has rows.
+        output: Buffer,
+    },
+    /// buffer += bias.
+    Bias {
+        /// What it is added to.
+        buffer: Buffer,
+        /// Index of the resident weight.
+        weight: usize,
+    },
+    /// Rotates every head of the buffer by its token's position.
+    Rope {
+        /// Queries or keys.
+        buffer: Buffer,
+        /// Heads in it.
+        heads: usize,
+        /// Index among [`Program::rotations`].
+        rotation: usize,
+    },
+    /// Keeps this token's keys and values, then gathers the values of all positions it
+    /// may look at.
+    Attention {
+        /// The layer of the KV cache.
+        layer: usize,
+        /// What scores are multiplied with.
+        scale: f32,
+        /// Positions looked back on, itself included.
+        window: Option<usize>,
+    },
+    /// gate = activation(gate) · up.
+    Gated {
+        /// The activation function.
+        activation: Activation,
+    },
+    /// residual += branch.
+    Add,
+    /// buffer *= factor.
+    Scale {
+        /// What is scaled.
+        buffer: Buffer,
+        /// By how much.
+        factor: f32,
+    },
+    /// From here on only tokens whose logits are wanted go on.
+    KeepLogitTokens,
+}
+
+/// A matrix of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MatrixShape {
+    /// How its weights are stored.
+    pub format: Format,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub columns: usize,
+}
+
+/// A rotary embedding: which pairs turn together, and how fast.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rotation {
+    /// Which dimensions form a pair.
+    pub style: RopeStyle,
+    /// Base of the frequencies.
+    pub base: f32,
+    /// Dimensions of a head that turn.
+    pub width: usize,
+    /// Stretching to longer contexts.
+    pub scaling: RopeScaling,
+    /// Index of the resident weight that divides the frequencies.
+    pub factors: Option<usize>,
+}
+
+/// A forward pass.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// The hyperparameters it was written from.
+    pub hyperparameters: Hyperparameters,
+    /// The tensor whose rows tokens are looked up in.
+    pub embedding: usize,
+    /// Shape of that tensor: vocabulary × width.
+    pub embedding_shape: MatrixShape,
+    /// The operations, in order.
+    pub ops: Vec<Op>,
+    /// The matrices' shapes, in compute order.
+    pub matrices: Vec<MatrixShape>,
+    /// Where the matrices are, for the plan; as long as `matrices`.
+    pub uses: Vec<WeightUse>,
+    /// Tensors that are always in memory, as `f32`: norms and biases.
+    pub resident: Vec<usize>,
+    /// The rotary embeddings in use.
+    pub rotations: Vec<Rotation>,
+    /// Width of each [`Buffer`], 0 for one that is not used.
+    pub widths: [usize; BUFFERS],
+}
+
+impl Program {
+    /// Bytes of the resident tensors, as they are held.
+    pub fn resident_bytes(&self, catalog: &Catalog) -> u64 {
+        self.resident
+            .iter()
+            .map(|&tensor| catalog.tensors()[tensor].dims.iter().product::<u64>() * 4)
+            .sum()
+    }
+
+    /// Number of tokens in the vocabulary.
+    pub fn vocabulary(&self) -> usize {
+        self.embedding_shape.rows
+    }
+
+    /// Columns of the widest matrix that wants quantised activations.
+    pub fn quantised_columns_max(&self) -> usize {
+        self.matrices
+            .iter()
+            .filter(|matrix| matrix.format.activations() == ActivationFormat::Q8)
+            .map(|matrix| matrix.columns)
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+/// Writes a [`Program`], checking every tensor against the place it is put in.
+pub struct ProgramBuilder<'a> {
+    catalog: &'a Catalog,
+    program: Program,
+    layer: usize,
+    stage: Stage,
+}
+
+impl<'a> ProgramBuilder<'a> {
+    /// Starts with the token embedding, `token_embd`.
+    ///
+    /// # Errors
+    /// When the embedding is missing or does not fit the hyperparameters.
+    pub fn new(
+        catalog: &'a Catalog,
+        hyperparameters: Hyperparameters,
+    ) -> Result<Self, ModelError> {
+        let (embedding, tensor) = find(catalog, "token_embd.weight")?;
+        let rows = tensor.rows() as usize;
+        let shape = checked_shape(tensor, hyperparameters.width, rows)?;
+        let mut widths = [0; BUFFERS];
+        widths[Buffer::Residual as usize] = hyperparameters.width;
+        Ok(Self {
+            catalog,
+            program: Program {
+                hyperparameters,
+                embedding,
+                embedding_shape: shape,
+                ops: Vec::new(),
+                matrices: Vec::new(),
+                uses: Vec::new(),
+                resident: Vec::new(),
+                rotations: Vec::new(),
+                widths,
+            },
+            layer: 0,
+            stage: Stage::Body,
+        })
+    }
+
+    /// The finished program.
+    pub fn finish(self) -> Program {
+        self.program
+    }
+
+    /// Whether the file has a tensor.
+    pub fn has(&self, name: &str) -> bool {
+        self.catalog.tensor(name).is_some()
+    }
+
+    /// Operations from here on belong to the next layer.
+    pub fn begin_layer(&mut self, layer: usize) {
+        self.layer = layer;
+    }
+
+    /// Appends an operation.
+    pub fn push(&mut self, op: Op) {
+        self.program.ops.push(op);
+    }
+
+    /// RMS norm over the whole width of `input`.
+    ///
+    /// # Errors
+    /// When the weight is missing or of another size.
+    pub fn norm(&mut self, name: &str, input: Buffer, output: Buffer) -> Result<(), ModelError> {
+        let width = self.width(input);
+        self.widen(output, width);
+        let weight = self.resident(name, width)?;
+        self.push(Op::Norm {
+            input,
+            output,
+            weight,
+            width,
+        });
+        Ok(())
+    }
+
+    /// RMS norm of each head of `buffer` by itself.
+    ///
+    /// # Errors
+    /// When the weight is missing or of another size.
+    pub fn norm_heads(
+        &mut self,
+        name: &str,
+        buffer: Buffer,
+        width: usize,
+    ) -> Result<(), ModelError> {
+        let weight = self.resident(name, width)?;
+        self.push(Op::Norm {
+            input: buffer,
+            output: buffer,
+            weight,
+            width,
+        });
+        Ok(())
+    }
+
+    /// `output = name.weight · input`, plus `name.bias` if the file has one.
+    ///
+    /// # Errors
+    /// When the matrix is missing, or is not `rows` × the width of `input`.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        rows: usize,
+        input: Buffer,
+        output: Buffer,
+    ) -> Result<(), ModelError> {
+        self.matrix(&format!("{name}.weight"), rows, input, output)?;
+        let bias = format!("{name}.bias");
+        if self.has(&bias) {
+            let weight = self.resident(&bias, rows)?;
+            self.push(Op::Bias {
+                buffer: output,
+                weight,
+            });
+        }
+        Ok(())
+    }
+
+    /// Declares a rotary embedding; `factors` names an optional tensor that divides its
+    /// frequencies.
+    ///
+    /// # Errors
+    /// When the factors are of another size than the pairs.
+    pub fn rotation(
+        &mut self,
+        style: RopeStyle,
+        base: f32,
+        scaling: RopeScaling,
+        factors: &str,
+    ) -> Result<usize, ModelError> {
+        let width = self.program.hyperparameters.rope_width;
+        let factors = if self.has(factors) {
+            Some(self.resident(factors, width / 2)?)
+        } else {
+            None
+        };
+        self.program.rotations.push(Rotation {
+            style,
+            base,
+            width,
+            scaling,
+            factors,
+        });
+        Ok(self.program.rotations.len() - 1)
+    }
+
+    /// The final norm and the output head: `output.weight`, or the embedding where the
+    /// two are tied.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another size.
+    pub fn head(&mut self) -> Result<(), ModelError> {
+        self.stage = Stage::Head;
+        self.layer = self.program.hyperparameters.layers;
+        self.push(Op::KeepLogitTokens);
+        self.norm("output_norm.weight", Buffer::Residual, Buffer::Normed)?;
+        let name = if self.has("output.weight") {
+            "output.weight"
+        } else {
+            "token_embd.weight"
+        };
+        let vocabulary = self.program.vocabulary();
+        self.matrix(name, vocabulary, Buffer::Normed, Buffer::Logits)
+    }
+
+    /// Reserves a width for a buffer that an operation writes by itself.
+    pub fn widen(&mut self, buffer: Buffer, width: usize) {
+        let current = &mut self.program.widths[buffer as usize];
+        *current = (*current).max(width);
+    }
+
+    fn matrix(
+        &mut self,
+        name: &str,
+        rows: usize,
+        input: Buffer,
+        output: Buffer,
+    ) -> Result<(), ModelError> {
+        let (index, tensor) = find(self.catalog, name)?;
+        let shape = checked_shape(tensor, self.width(input), rows)?;
+        self.widen(output, rows);
+        self.program.matrices.push(shape);
+        self.program.uses.push(WeightUse {
+            tensor: index,
+            layer: self.layer,
+            stage: self.stage,
+        });
+        self.push(Op::Linear {
+            matrix: self.program.matrices.len() - 1,
+            input,
+            output,
+        });
+        Ok(())
+    }
+
+    /// The index of a tensor among the resident ones; a vector of `length`.
+    fn resident(&mut self, name: &str, length: usize) -> Result<usize, ModelError> {
+        let (index, tensor) = find(self.catalog, name)?;
+        if tensor.columns() != length as u64 || tensor.rows() != 1 {
+            return Err(wrong_shape(tensor, length, 1));
+        }
+        checked_format(tensor)?;
+        let known = self.program.resident.iter().position(|&known| known == index);
+        Ok(known.unwrap_or_else(|| {
+            self.program.resident.push(index);
+            self.program.resident.len() - 1
+        }))
+    }
+
+    fn width(&self, buffer: Buffer) -> usize {
+        self.program.widths[buffer as usize]
+    }
+}
+
+fn find<'a>(catalog: &'a Catalog, name: &str) -> Result<(usize, &'a Tensor), ModelError> {
+    catalog
+        .tensors()
+        .iter()
+        .enumerate()
+        .find(|(_, tensor)| tensor.name == name)
+        .ok_or_else(|| ModelError::MissingTensor {
+            name: name.to_owned(),
+        })
+}
+
+fn checked_shape(
+    tensor: &Tensor,
+    columns: usize,
+    rows: usize,
+) -> Result<MatrixShape, ModelError> {
+    if tensor.columns() != columns as u64 || tensor.rows() != rows as u64 {
+        return Err(wrong_shape(tensor, columns, rows));
+    }
+    Ok(MatrixShape {
+        format: checked_format(tensor)?,
+        rows,
+        columns,
+    })
+}
+
+fn wrong_shape(tensor: &Tensor, columns: usize, rows: usize) -> ModelError {
+    ModelError::Shape {
+        name: tensor.name.clone(),
+        found: format!("{} × {}", tensor.columns(), tensor.rows()),
+        expected: format!("{columns} × {rows}"),
+    }
+}
+
+fn checked_format(tensor: &Tensor) -> Result<Format, ModelError> {
+    Format::from_ggml_type(tensor.tensor_type.id()).ok_or_else(|| {
+        let supported: Vec<&str> = Format::ALL.iter().map(|format| format.name()).collect();
+        ModelError::TensorType {
+            name: tensor.name.clone(),
+            found: tensor.tensor_type.name().to_owned(),
+            supported: supported.join(", "),
+        }
+    })
+}

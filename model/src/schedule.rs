@@ -1,0 +1,79 @@
+//! The steps of a forward pass: a program's operations laid over a plan's units.
+//!
+//! A step needs at most one unit. It runs to completion on that unit's bytes, and the
+//! unit is given back after it. Operations without weights go with the unit around
+//! them, or form a step of their own between two units.
+
+use emel_loader::unit::{Part, Unit};
+
+use crate::program::{Op, Program};
+
+/// A piece of work in a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// An operation without a matrix, by its index in [`Program::ops`].
+    Op(usize),
+    /// Some rows of a matrix: the operation, and the part of the step's unit.
+    Rows(usize, Part),
+}
+
+/// What is done without waiting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The unit whose bytes are needed, if any.
+    pub unit: Option<usize>,
+    /// What is done, in order.
+    pub work: Vec<Work>,
+    /// Whether only tokens whose logits are wanted take part.
+    pub is_head: bool,
+}
+
+/// The steps of a pass, in order.
+pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut pending: Vec<Work> = Vec::new();
+    let mut is_head = false;
+    let mut parts = units
+        .iter()
+        .enumerate()
+        .flat_map(|(unit, content)| content.parts.iter().map(move |part| (unit, *part)))
+        .peekable();
+    for (index, op) in program.ops.iter().enumerate() {
+        let Op::Linear { matrix, .. } = *op else {
+            if *op == Op::KeepLogitTokens {
+                flush(&mut steps, &mut pending, is_head);
+                is_head = true;
+            }
+            pending.push(Work::Op(index));
+            continue;
+        };
+        while let Some((unit, part)) = parts.next_if(|(_, part)| part.weight == matrix) {
+            match steps.last_mut().filter(|step| step.unit == Some(unit)) {
+                Some(step) => step.work.append(&mut pending),
+                None => {
+                    flush(&mut steps, &mut pending, is_head);
+                    steps.push(Step {
+                        unit: Some(unit),
+                        work: Vec::new(),
+                        is_head,
+                    });
+                }
+            }
+            if let Some(step) = steps.last_mut() {
+                step.work.push(Work::Rows(index, part));
+            }
+        }
+    }
+    flush(&mut steps, &mut pending, is_head);
+    steps
+}
+
+fn flush(steps: &mut Vec<Step>, pending: &mut Vec<Work>, is_head: bool) {
+    if !pending.is_empty() {
+        steps.push(Step {
+            unit: None,
+            work: std::mem::take(pending),
+            is_head,
+        });
+    }
+}

@@ -1,0 +1,164 @@
+//! `emel-run`: continues a text.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::Parser;
+use emel::blueprint::Blueprint;
+use emel::budget::in_binary_units;
+use emel::cli::{self, ModelOptions, TextSource};
+use emel::{Request, SamplerOptions, Usage};
+
+/// Runs a language model that may be larger than RAM, from its GGUF file, inside a
+/// memory budget. The continuation goes to standard output, everything else to
+/// standard error.
+#[derive(Debug, Parser)]
+#[command(version, name = "emel-run")]
+struct Options {
+    #[command(flatten)]
+    model: ModelOptions,
+
+    #[command(flatten)]
+    text: TextSource,
+
+    /// Tokens to generate; -1 goes on until the model ends or the context is full
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    predict: i64,
+
+    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    #[arg(short, long, value_name = "N")]
+    ctx_size: Option<usize>,
+
+    /// Temperature; 0 always takes the most probable token
+    #[arg(long, default_value_t = 0.8)]
+    temp: f32,
+
+    /// Sample from the K most probable tokens; 0 for all
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    top_k: usize,
+
+    /// Sample from the fewest tokens whose probability sums to P; 1 for all
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    top_p: f32,
+
+    /// Sample from tokens at least P times as probable as the best; 0 for all
+    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    min_p: f32,
+
+    /// Penalty for repeated tokens; 1 for none
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    repeat_penalty: f32,
+
+    /// Tokens that the repeat penalty looks back on
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    repeat_last_n: usize,
+
+    /// Seed of the random numbers [default: another each time]
+    #[arg(short, long)]
+    seed: Option<u64>,
+
+    /// Go on after an end-of-generation token
+    #[arg(long)]
+    ignore_eos: bool,
+
+    /// Print statistics
+    #[arg(long)]
+    stats: bool,
+
+    /// Write statistics to a JSON file
+    #[arg(long, value_name = "FILE")]
+    stats_json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    cli::run(run(Options::parse()))
+}
+
+async fn run(options: Options) -> anyhow::Result<()> {
+    let text = options.text.read()?;
+    let mut settings = options.model.settings();
+    settings.context = options.ctx_size;
+    let request = request(&options, text)?;
+    let blueprint = Blueprint::new(&options.model.model, settings)?;
+    let engine = cli::start(blueprint).await?;
+
+    let spinner = cli::spinner("reading the prompt");
+    let mut stream = engine.generate(request).await?;
+    let mut output = io::stdout().lock();
+    while let Some(token) = stream.next().await {
+        spinner.finish_and_clear();
+        output.write_all(token?.text.as_bytes())?;
+        output.flush()?;
+    }
+    writeln!(output)?;
+    if let Some(usage) = stream.usage() {
+        if options.stats {
+            print_statistics(usage);
+        }
+        if let Some(path) = &options.stats_json {
+            let json = serde_json::to_string_pretty(usage)? + "\n";
+            std::fs::write(path, json)
+                .with_context(|| format!("{}: cannot write statistics", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn request(options: &Options, text: String) -> anyhow::Result<Request> {
+    let sampler = SamplerOptions {
+        temperature: options.temp,
+        top_k: options.top_k,
+        top_p: options.top_p,
+        min_p: options.min_p,
+        repeat_penalty: options.repeat_penalty,
+        repeat_last_n: options.repeat_last_n,
+        seed: options.seed.unwrap_or_else(seed_from_clock),
+    };
+    sampler.validate()?;
+    let mut request = Request::new(text).sampler(sampler);
+    request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
+    request.ignore_eos = options.ignore_eos;
+    Ok(request)
+}
+
+fn seed_from_clock() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as u64)
+}
+
+fn print_statistics(usage: &Usage) {
+    let size = in_binary_units;
+    eprintln!(
+        "prompt:  {} tokens, {:.1} tokens/s, first token after {:.0} ms",
+        usage.prompt_tokens, usage.prefill_tokens_per_second, usage.first_token_ms
+    );
+    eprintln!(
+        "answer:  {} tokens, {:.1} tokens/s",
+        usage.generated_tokens, usage.decode_tokens_per_second
+    );
+    eprintln!(
+        "reading: {} in all, {} per token, {} ({}direct, {}registered buffers)",
+        size(usage.bytes_read),
+        size(usage.streamed_bytes_per_token),
+        usage.io_backend,
+        if usage.direct_io { "" } else { "not " },
+        if usage.registered_buffers { "" } else { "no " },
+    );
+    eprintln!(
+        "time:    {:.0} ms waiting for weights, {:.0} ms computing, {:.0} ms else; {} threads, {}",
+        usage.wait_ms, usage.compute_ms, usage.other_ms, usage.threads, usage.kernels
+    );
+    eprintln!(
+        "memory:  budget {}, planned {} (pinned {}, ring {}, KV {}), peak {}",
+        size(usage.budget_bytes),
+        size(usage.planned_bytes),
+        size(usage.pinned_bytes),
+        size(usage.ring_bytes),
+        size(usage.kv_bytes),
+        size(usage.peak_memory_bytes),
+    );
+}

@@ -1,0 +1,376 @@
+//! `emel`: looks into models and measures them.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
+use emel::blueprint::Blueprint;
+use emel::budget::in_binary_units;
+use emel::cli::{self, ModelOptions, TextSource};
+use emel_loader::gguf::Catalog;
+use emel_loader::plan::ROW_SLOTS;
+use emel_model::log_probability::{log_probability, top_log_probabilities};
+use emel_model::tokenizer::{EncodeOptions, Tokenizer};
+use serde::Serialize;
+
+/// Looks into GGUF models: what they need, how they read text, how they score it.
+#[derive(Debug, Parser)]
+#[command(version, name = "emel")]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print where the memory of a run would go, without running
+    Plan(PlanOptions),
+    /// Print the token ids of a text
+    Tokenize(TokenizeOptions),
+    /// Score a text: log-probabilities of its tokens under the model
+    Eval(EvalOptions),
+}
+
+#[derive(Debug, Args)]
+struct PlanOptions {
+    #[command(flatten)]
+    model: ModelOptions,
+
+    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    #[arg(short, long, value_name = "N")]
+    ctx_size: Option<usize>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct TokenizeOptions {
+    /// The model: a GGUF file, or the first of its shards
+    model: PathBuf,
+
+    #[command(flatten)]
+    text: TextSource,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct EvalOptions {
+    #[command(flatten)]
+    model: ModelOptions,
+
+    #[command(flatten)]
+    source: EvalSource,
+
+    /// Print the K most probable next tokens of each position
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    top: usize,
+
+    /// Write the logits, float32 [positions, vocabulary], to a NumPy file
+    #[arg(long, value_name = "OUT.npy")]
+    logits: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct EvalSource {
+    /// A file that holds the text; - reads standard input
+    #[arg(short, long, value_name = "TEXTFILE")]
+    file: Option<PathBuf>,
+
+    /// Token ids, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    tokens: Option<Vec<u32>>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    cli::run(async {
+        match options.command {
+            Command::Plan(options) => plan(&options),
+            Command::Tokenize(options) => tokenize(&options),
+            Command::Eval(options) => eval(options).await,
+        }
+    })
+}
+
+#[derive(Serialize)]
+struct PlanReport {
+    budget_bytes: u64,
+    file_bytes: u64,
+    planned_bytes: u64,
+    context: usize,
+    prompt_tokens_per_pass: usize,
+    items: Vec<PlanItem>,
+    pinned_bytes: u64,
+    streamed_bytes_per_pass: u64,
+    mapped: bool,
+    ring_slots: usize,
+    ring_slot_bytes: usize,
+}
+
+#[derive(Serialize)]
+struct PlanItem {
+    name: String,
+    bytes: u64,
+}
+
+fn plan(options: &PlanOptions) -> anyhow::Result<()> {
+    let mut settings = options.model.settings();
+    settings.context = options.ctx_size;
+    let blueprint = Blueprint::new(&options.model.model, settings)?;
+    blueprint.notices.iter().for_each(|text| cli::notice(text));
+    let report = plan_report(&blueprint);
+    let mut output = io::stdout().lock();
+    if options.json {
+        serde_json::to_writer_pretty(&mut output, &report)?;
+        writeln!(output)?;
+        return Ok(());
+    }
+    let size = in_binary_units;
+    writeln!(output, "budget    {:>11}", size(report.budget_bytes))?;
+    for item in &report.items {
+        writeln!(output, "{:>21}  {}", size(item.bytes), item.name)?;
+    }
+    writeln!(output, "planned   {:>11}", size(report.planned_bytes))?;
+    if report.streamed_bytes_per_pass == 0 {
+        writeln!(output, "the model fits: nothing is read per token")?;
+    } else {
+        writeln!(
+            output,
+            "read      {:>11}  per token: a drive of 1 GiB/s allows {:.1} tokens/s",
+            size(report.streamed_bytes_per_pass),
+            f64::from(1 << 30) / report.streamed_bytes_per_pass as f64
+        )?;
+    }
+    Ok(())
+}
+
+fn plan_report(blueprint: &Blueprint) -> PlanReport {
+    let plan = &blueprint.plan;
+    let mut items: Vec<PlanItem> = plan
+        .items
+        .iter()
+        .map(|item| PlanItem {
+            name: item.name.clone(),
+            bytes: item.bytes,
+        })
+        .collect();
+    let mut add = |name: String, bytes: u64| {
+        if bytes > 0 {
+            items.push(PlanItem { name, bytes });
+        }
+    };
+    let slot_size = in_binary_units(plan.slot_bytes as u64);
+    let ring = format!("ring ({} slots of {slot_size})", plan.slots);
+    add(ring, plan.ring_bytes());
+    add(format!("embedding rows ({ROW_SLOTS})"), plan.row_bytes());
+    if plan.is_mapped {
+        add("weights, mapped".to_owned(), plan.file_bytes);
+    } else {
+        let all: u64 = plan.units.iter().map(|unit| unit.extent.bytes).sum();
+        let name = format!("weights, pinned of {}", in_binary_units(all));
+        add(name, plan.pinned_bytes());
+    }
+    PlanReport {
+        budget_bytes: plan.budget_bytes,
+        file_bytes: plan.file_bytes,
+        planned_bytes: plan.total_bytes(),
+        context: blueprint.context,
+        prompt_tokens_per_pass: blueprint.chunk,
+        items,
+        pinned_bytes: plan.pinned_bytes(),
+        streamed_bytes_per_pass: plan.streamed_bytes(),
+        mapped: plan.is_mapped,
+        ring_slots: plan.slots,
+        ring_slot_bytes: plan.slot_bytes,
+    }
+}
+
+#[derive(Serialize)]
+struct TokenizeReport {
+    ids: Vec<u32>,
+}
+
+fn tokenize(options: &TokenizeOptions) -> anyhow::Result<()> {
+    let tokenizer = tokenizer(&options.model)?;
+    for text in tokenizer.warnings() {
+        cli::notice(text);
+    }
+    let report = TokenizeReport {
+        ids: tokenizer.encode(&options.text.read()?, ENCODE),
+    };
+    let mut output = io::stdout().lock();
+    if options.json {
+        serde_json::to_writer(&mut output, &report)?;
+        writeln!(output)?;
+    } else {
+        for &id in &report.ids {
+            let text = String::from_utf8_lossy(tokenizer.token_text(id)).into_owned();
+            writeln!(output, "{id:>8}  {text:?}")?;
+        }
+    }
+    Ok(())
+}
+
+/// As a prompt is read: BOS as the file says, special tokens recognised.
+const ENCODE: EncodeOptions = EncodeOptions {
+    add_special: true,
+    parse_special: true,
+};
+
+fn tokenizer(model: &Path) -> anyhow::Result<Tokenizer> {
+    let mut catalog = Catalog::open(model)?;
+    Tokenizer::from_metadata(catalog.metadata_mut())
+        .with_context(|| model.display().to_string())
+}
+
+#[derive(Serialize)]
+struct EvalReport {
+    ids: Vec<u32>,
+    mean_nll: f64,
+    top: Vec<Vec<(u32, f32)>>,
+}
+
+/// What is kept of the logits while they go by.
+struct Scores {
+    ids: Vec<u32>,
+    nll: f64,
+    top_count: usize,
+    top: Vec<Vec<(u32, f32)>>,
+    logits: Option<BufWriter<File>>,
+    failure: Option<io::Error>,
+}
+
+impl Scores {
+    fn take(&mut self, position: usize, logits: &[f32]) {
+        if let Some(&next) = self.ids.get(position + 1) {
+            self.nll -= log_probability(logits, next);
+        }
+        if self.top_count > 0 {
+            self.top.push(top_log_probabilities(logits, self.top_count));
+        }
+        if let Some(file) = &mut self.logits {
+            let written = logits
+                .iter()
+                .try_for_each(|logit| file.write_all(&logit.to_le_bytes()));
+            if let Err(error) = written {
+                self.failure = Some(error);
+                self.logits = None;
+            }
+        }
+    }
+}
+
+async fn eval(options: EvalOptions) -> anyhow::Result<()> {
+    let model = &options.model.model;
+    let ids = match (&options.source.tokens, &options.source.file) {
+        (Some(ids), _) => ids.clone(),
+        (None, Some(path)) => tokenizer(model)?.encode(&cli::read_text(path)?, ENCODE),
+        // clap sees to it that one of the two is given.
+        (None, None) => Vec::new(),
+    };
+    if ids.is_empty() {
+        bail!("the text has no tokens; give some text");
+    }
+    let mut settings = options.model.settings();
+    settings.context = Some(ids.len());
+    settings.all_logits = true;
+    let blueprint = Blueprint::new(model, settings)?;
+    let vocabulary = blueprint.program.vocabulary();
+    let logits = options
+        .logits
+        .as_deref()
+        .map(|path| create_npy(path, ids.len(), vocabulary))
+        .transpose()?;
+    let scores = Arc::new(Mutex::new(Scores {
+        ids: ids.clone(),
+        nll: 0.0,
+        top_count: options.top,
+        top: Vec::new(),
+        logits,
+        failure: None,
+    }));
+
+    let engine = cli::start(blueprint).await?;
+    let spinner = cli::spinner("evaluating");
+    let taken = Arc::clone(&scores);
+    engine
+        .evaluate(ids.clone(), move |position, row| {
+            let mut scores = taken.lock().unwrap_or_else(PoisonError::into_inner);
+            scores.take(position, row);
+        })
+        .await?;
+    spinner.finish_and_clear();
+
+    let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
+    finish_npy(&mut scores, options.logits.as_deref())?;
+    let report = EvalReport {
+        mean_nll: scores.nll / (ids.len() - 1).max(1) as f64,
+        top: std::mem::take(&mut scores.top),
+        ids,
+    };
+    print_eval(&report, options.json)
+}
+
+fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
+    let mut output = io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut output, report)?;
+        writeln!(output)?;
+        return Ok(());
+    }
+    for (position, row) in report.top.iter().enumerate() {
+        write!(output, "{position:>6}")?;
+        for (id, log_probability) in row {
+            write!(output, "  {id}:{log_probability:.4}")?;
+        }
+        writeln!(output)?;
+    }
+    writeln!(
+        output,
+        "{} tokens, mean negative log-likelihood {:.6}, perplexity {:.4}",
+        report.ids.len(),
+        report.mean_nll,
+        report.mean_nll.exp()
+    )?;
+    Ok(())
+}
+
+/// Starts a NumPy file of float32 [rows, columns]; the rows follow.
+/// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
+fn create_npy(path: &Path, rows: usize, columns: usize) -> anyhow::Result<BufWriter<File>> {
+    let failed = || format!("{}: cannot write logits", path.display());
+    let mut file = BufWriter::new(File::create(path).with_context(failed)?);
+    let header = format!(
+        "{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}"
+    );
+    // Magic, version and length take 10 bytes; data starts at a multiple of 64.
+    let padded = (10 + header.len() + 1).next_multiple_of(64) - 10;
+    file.write_all(b"\x93NUMPY\x01\x00").with_context(failed)?;
+    file.write_all(&(padded as u16).to_le_bytes())
+        .with_context(failed)?;
+    writeln!(file, "{header:<width$}", width = padded - 1).with_context(failed)?;
+    Ok(file)
+}
+
+fn finish_npy(scores: &mut Scores, path: Option<&Path>) -> anyhow::Result<()> {
+    let flushed = scores.logits.as_mut().map_or(Ok(()), Write::flush);
+    let outcome = scores.failure.take().map_or(flushed, Err);
+    outcome.with_context(|| {
+        let path = path.unwrap_or(Path::new(""));
+        format!("{}: cannot write logits", path.display())
+    })
+}

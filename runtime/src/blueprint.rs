@@ -1,0 +1,339 @@
+//! A blueprint: everything that is decided about a model before memory is allocated.
+//!
+//! From the file and the settings to the program, the tokenizer and the plan. `emel
+//! plan` prints it; the engine builds it.
+
+use std::path::{Path, PathBuf};
+
+use emel_loader::gguf::Catalog;
+use emel_loader::plan::{Item, Plan, PlanInputs};
+use emel_loader::reader::Backend;
+use emel_model::arch;
+use emel_model::forward::Footprint;
+use emel_model::kv_cache::KvType;
+use emel_model::program::Program;
+use emel_model::tokenizer::Tokenizer;
+
+use crate::budget::RamBudget;
+use crate::error::Error;
+
+/// The context length where neither the user nor the model asks for less.
+const CONTEXT_DEFAULT: usize = 4096;
+/// A context that nobody chose is shortened to fit, but not below this.
+const CONTEXT_MIN: usize = 512;
+/// Largest and smallest number of prompt tokens in a pass.
+const CHUNK_MAX: usize = 512;
+const CHUNK_MIN: usize = 8;
+/// Parts of the budget that a KV cache and activations may take unasked, as divisors.
+const KV_SHARE: u64 = 4;
+const ACTIVATION_SHARE: u64 = 8;
+/// Code, stacks, allocator and kernel structures, as measured on a small model.
+const PROCESS_BYTES: u64 = 10 << 20;
+
+/// How weights are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Io {
+    /// The mapping if everything fits, else io_uring, else `pread`.
+    #[default]
+    Auto,
+    /// Only this reader.
+    Only(Backend),
+}
+
+/// What the user can choose about an engine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Memory for everything.
+    pub ram_budget: RamBudget,
+    /// Tokens a request may have, prompt included; chosen to fit if absent.
+    pub context: Option<usize>,
+    /// Threads that compute.
+    pub threads: usize,
+    /// How weights are read.
+    pub io: Io,
+    /// How keys and values are kept.
+    pub kv_type: KvType,
+    /// Whether the logits of all positions will be asked for, as evaluation does.
+    pub all_logits: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            ram_budget: RamBudget::Automatic,
+            context: None,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            io: Io::Auto,
+            kv_type: KvType::F16,
+            all_logits: false,
+        }
+    }
+}
+
+/// A model, understood and planned.
+#[derive(Debug)]
+pub struct Blueprint {
+    /// The path it was opened by.
+    pub path: PathBuf,
+    /// What the files hold; the vocabulary has moved into the tokenizer.
+    pub catalog: Catalog,
+    /// The forward pass.
+    pub program: Program,
+    /// Text to token ids and back.
+    pub tokenizer: Tokenizer,
+    /// Where the memory goes.
+    pub plan: Plan,
+    /// Tokens a request may have.
+    pub context: usize,
+    /// Prompt tokens in a pass.
+    pub chunk: usize,
+    /// Rows of logits kept from a pass.
+    pub logit_tokens: usize,
+    /// The settings it was made for.
+    pub settings: Settings,
+    /// What the user should know: choices made for them, unusual files.
+    pub notices: Vec<String>,
+}
+
+impl Blueprint {
+    /// Reads the header of the model at `path` and plans for `settings`.
+    ///
+    /// # Errors
+    /// When the file is broken, the model is not supported, or the budget too small.
+    pub fn new(path: &Path, settings: Settings) -> Result<Self, Error> {
+        check(&settings)?;
+        let mut catalog = Catalog::open(path)?;
+        let program = arch::program(&catalog).map_err(|source| Error::model(path, source))?;
+        let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
+            Error::Tokenizer {
+                path: path.to_owned(),
+                source,
+            }
+        })?;
+        if tokenizer.vocabulary_size() > program.vocabulary() {
+            return Err(Error::model(path, vocabulary_mismatch(&program, &tokenizer)));
+        }
+        let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
+        let draft = Draft {
+            catalog: &catalog,
+            program: &program,
+            settings: &settings,
+            tokenizer_bytes: tokenizer.heap_bytes() as u64,
+            budget_bytes,
+        };
+        let (plan, shape) = draft.plan().map_err(|(needed_bytes, context)| {
+            Error::BudgetTooSmall {
+                path: path.to_owned(),
+                budget_bytes,
+                needed_bytes,
+                context,
+            }
+        })?;
+        let mut notices = draft.notices(&shape);
+        notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
+        Ok(Self {
+            path: path.to_owned(),
+            plan,
+            context: shape.context,
+            chunk: shape.chunk,
+            logit_tokens: shape.logit_tokens,
+            settings,
+            notices,
+            catalog,
+            program,
+            tokenizer,
+        })
+    }
+
+    /// What the forward pass allocates.
+    pub fn footprint(&self) -> Footprint {
+        let shape = Shape {
+            context: self.context,
+            chunk: self.chunk,
+            logit_tokens: self.logit_tokens,
+        };
+        shape.footprint(&self.settings)
+    }
+
+    /// Bytes of the KV cache.
+    pub fn kv_bytes(&self) -> u64 {
+        self.footprint().kv_bytes(&self.program)
+    }
+}
+
+fn check(settings: &Settings) -> Result<(), Error> {
+    let refuse = |setting, found: usize, expected: &str| {
+        Err(Error::Setting {
+            setting,
+            found: found.to_string(),
+            expected: expected.to_owned(),
+        })
+    };
+    match (settings.threads, settings.context) {
+        (threads @ (0 | 1025..), _) => refuse("-t", threads, "1 to 1024 threads"),
+        (_, Some(context @ (0 | 0x1000_0001..))) => {
+            refuse("-c", context, "1 to 268435456 tokens")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn vocabulary_mismatch(
+    program: &Program,
+    tokenizer: &Tokenizer,
+) -> emel_model::error::ModelError {
+    emel_model::error::ModelError::Shape {
+        name: "token_embd.weight".to_owned(),
+        found: format!("{} rows", program.vocabulary()),
+        expected: format!("one for each of the {} tokens", tokenizer.vocabulary_size()),
+    }
+}
+
+/// Sizes that the plan is free to choose.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    context: usize,
+    chunk: usize,
+    logit_tokens: usize,
+}
+
+impl Shape {
+    fn footprint(self, settings: &Settings) -> Footprint {
+        Footprint {
+            context: self.context,
+            chunk: self.chunk,
+            logit_tokens: self.logit_tokens,
+            threads: settings.threads,
+            kv_type: settings.kv_type,
+        }
+    }
+}
+
+/// A plan in the making.
+struct Draft<'a> {
+    catalog: &'a Catalog,
+    program: &'a Program,
+    settings: &'a Settings,
+    tokenizer_bytes: u64,
+    budget_bytes: u64,
+}
+
+impl Draft<'_> {
+    /// The best plan, or the bytes and context of the smallest one that would work.
+    fn plan(&self) -> Result<(Plan, Shape), (u64, usize)> {
+        let generous = self.shape();
+        if let Ok(plan) = self.plan_for(generous) {
+            return Ok((plan, generous));
+        }
+        let frugal = self.with_chunk(self.context_min(), CHUNK_MIN);
+        match self.plan_for(frugal) {
+            Ok(plan) => Ok((plan, frugal)),
+            Err(error) => Err((error.needed_bytes, frugal.context)),
+        }
+    }
+
+    fn plan_for(&self, shape: Shape) -> Result<Plan, emel_loader::plan::PlanError> {
+        let inputs = PlanInputs {
+            budget_bytes: self.budget_bytes,
+            items: self.items(shape),
+            uses: &self.program.uses,
+            embedding: self.program.embedding,
+            may_map: matches!(self.settings.io, Io::Auto | Io::Only(Backend::Mmap)),
+        };
+        Plan::new(self.catalog, inputs)
+    }
+
+    /// Context and chunk that leave most of the budget to weights.
+    fn shape(&self) -> Shape {
+        let mut context = self.context_wished();
+        if self.settings.context.is_none() {
+            let kv_bytes = |context| {
+                let shape = self.with_chunk(context, CHUNK_MIN);
+                shape.footprint(self.settings).kv_bytes(self.program)
+            };
+            while kv_bytes(context) > self.budget_bytes / KV_SHARE
+                && context / 2 >= self.context_min()
+            {
+                context /= 2;
+            }
+        }
+        let mut chunk = CHUNK_MAX;
+        let activation_bytes = |chunk| {
+            let shape = self.with_chunk(context, chunk);
+            shape
+                .footprint(self.settings)
+                .activation_bytes(self.program)
+        };
+        while chunk > CHUNK_MIN && activation_bytes(chunk) > self.budget_bytes / ACTIVATION_SHARE {
+            chunk /= 2;
+        }
+        self.with_chunk(context, chunk)
+    }
+
+    fn with_chunk(&self, context: usize, chunk: usize) -> Shape {
+        let chunk = chunk.min(context);
+        Shape {
+            context,
+            chunk,
+            logit_tokens: if self.settings.all_logits { chunk } else { 1 },
+        }
+    }
+
+    fn context_wished(&self) -> usize {
+        let trained = self.program.hyperparameters.context_length;
+        self.settings
+            .context
+            .unwrap_or_else(|| CONTEXT_DEFAULT.min(trained))
+    }
+
+    fn context_min(&self) -> usize {
+        match self.settings.context {
+            Some(context) => context,
+            None => self.context_wished().min(CONTEXT_MIN),
+        }
+    }
+
+    fn items(&self, shape: Shape) -> Vec<Item> {
+        let footprint = shape.footprint(self.settings);
+        let item = |name: String, bytes| Item { name, bytes };
+        vec![
+            item("process".to_owned(), PROCESS_BYTES),
+            item("tokenizer".to_owned(), self.tokenizer_bytes),
+            item(
+                "norms and biases".to_owned(),
+                self.program.resident_bytes(self.catalog),
+            ),
+            item(
+                format!(
+                    "KV cache ({} tokens, {})",
+                    shape.context,
+                    self.settings.kv_type.name()
+                ),
+                footprint.kv_bytes(self.program),
+            ),
+            item(
+                format!("activations ({} tokens a pass)", shape.chunk),
+                footprint.activation_bytes(self.program),
+            ),
+        ]
+    }
+
+    fn notices(&self, shape: &Shape) -> Vec<String> {
+        let mut notices = Vec::new();
+        let trained = self.program.hyperparameters.context_length;
+        if shape.context < self.context_wished() {
+            notices.push(format!(
+                "context of {} tokens, shortened from {} to fit the budget; -c sets it",
+                shape.context,
+                self.context_wished()
+            ));
+        }
+        if shape.context > trained {
+            notices.push(format!(
+                "a context of {} tokens is longer than the {trained} the model was trained for",
+                shape.context
+            ));
+        }
+        notices
+    }
+}

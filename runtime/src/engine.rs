@@ -1,0 +1,238 @@
+//! The engine: one thread that owns a model and answers requests, one after another.
+//!
+//! Handles are cheap to clone. The thread ends, and its reader with it, when the last
+//! handle and the last stream are gone.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use emel_loader::reader::Backend;
+use emel_model::kv_cache::KvType;
+use emel_model::tokenizer::Tokenizer;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::blueprint::{Blueprint, Io, Settings};
+use crate::budget::RamBudget;
+use crate::error::Error;
+use crate::request::{Prompt, Request};
+use crate::scheduler::{self, Evaluation, Generation, Job};
+use crate::stream::TokenStream;
+
+/// Requests that may wait for their turn before [`Engine::generate`] waits itself.
+const QUEUE_LENGTH: usize = 16;
+/// Tokens that the engine may be ahead of a slow reader of its stream.
+const STREAM_LENGTH: usize = 16;
+
+/// A loaded model. Clones share it.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    // `None` once the engine is being dropped.
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    description: Description,
+}
+
+/// What an engine is, for those who use it.
+pub struct Description {
+    /// Text to token ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Tokens a request may have, prompt included.
+    pub context: usize,
+    /// Tokens in the vocabulary, as many as a row of logits has.
+    pub vocabulary: usize,
+    /// The reader in use.
+    pub backend: Backend,
+    /// What the user should know: choices made for them, fallbacks, unusual files.
+    pub notices: Vec<String>,
+}
+
+/// Builds an [`Engine`].
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct Builder {
+    settings: Settings,
+}
+
+impl Engine {
+    /// A builder with the default settings.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Starts an engine on a blueprint; `progress` is told how many bytes of pinned
+    /// weights are in memory, of how many.
+    ///
+    /// # Errors
+    /// When memory, threads or the reader are refused, or a read fails.
+    pub async fn start(
+        blueprint: Blueprint,
+        progress: impl FnMut(u64, u64) + Send + 'static,
+    ) -> Result<Self, Error> {
+        let (jobs, job_queue) = mpsc::channel(QUEUE_LENGTH);
+        let (started, start) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("emel-engine".to_owned())
+            .spawn(move || scheduler::run(blueprint, progress, started, job_queue))
+            .map_err(|error| Error::Threads {
+                threads: 1,
+                message: error.to_string(),
+            })?;
+        let description = start.await.map_err(|_| Error::Stopped)??;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                jobs: Some(jobs),
+                thread: Mutex::new(Some(thread)),
+                description,
+            }),
+        })
+    }
+
+    /// Continues a prompt. The stream begins at once; tokens follow as they are made.
+    ///
+    /// # Errors
+    /// When the prompt is empty, too long or not of this vocabulary, or the sampler's
+    /// options make no sense.
+    pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
+        request.sampler.validate()?;
+        let ids = self.prompt_ids(request.prompt)?;
+        let (events, stream) = mpsc::channel(STREAM_LENGTH);
+        self.submit(Job::Generate(Generation {
+            ids,
+            max_tokens: request.max_tokens,
+            sampler: request.sampler,
+            ignore_eos: request.ignore_eos,
+            events,
+        }))
+        .await?;
+        Ok(TokenStream::new(stream, Arc::clone(&self.shared)))
+    }
+
+    /// Computes the logits of every position of `ids` and hands each row, `[vocabulary]`
+    /// floats, to `on_logits` with its position. Open the engine with
+    /// [`Settings::all_logits`].
+    ///
+    /// # Errors
+    /// When `ids` is empty, too long or not of this vocabulary, or a read fails.
+    pub async fn evaluate(
+        &self,
+        ids: Vec<u32>,
+        on_logits: impl FnMut(usize, &[f32]) + Send + 'static,
+    ) -> Result<(), Error> {
+        let ids = self.prompt_ids(Prompt::Tokens(ids))?;
+        let (finished, outcome) = oneshot::channel();
+        self.submit(Job::Evaluate(Evaluation {
+            ids,
+            on_logits: Box::new(on_logits),
+            finished,
+        }))
+        .await?;
+        outcome.await.map_err(|_| Error::Stopped)?
+    }
+
+    /// The tokenizer, the context length and the like.
+    pub fn description(&self) -> &Description {
+        &self.shared.description
+    }
+
+    async fn submit(&self, job: Job) -> Result<(), Error> {
+        let jobs = self.shared.jobs.as_ref().ok_or(Error::Stopped)?;
+        jobs.send(job).await.map_err(|_| Error::Stopped)
+    }
+
+    fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
+        let description = self.description();
+        let ids = match prompt {
+            Prompt::Text(text) => description.tokenizer.encode(&text, ENCODE_PROMPT),
+            Prompt::Tokens(ids) => ids,
+        };
+        if ids.is_empty() {
+            return Err(Error::PromptEmpty);
+        }
+        if ids.len() > description.context {
+            return Err(Error::PromptTooLong {
+                prompt: ids.len(),
+                context: description.context,
+            });
+        }
+        let vocabulary = description.vocabulary;
+        match ids.iter().find(|&&id| id as usize >= vocabulary) {
+            Some(&id) => Err(Error::TokenId { id, vocabulary }),
+            None => Ok(ids),
+        }
+    }
+}
+
+/// Prompts get BOS as the file says, and special tokens in them are recognised.
+const ENCODE_PROMPT: emel_model::tokenizer::EncodeOptions =
+    emel_model::tokenizer::EncodeOptions {
+        add_special: true,
+        parse_special: true,
+    };
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Builder {
+    /// Memory for everything. Default: 85 % of what the machine and the cgroup leave.
+    pub fn ram_budget(mut self, ram_budget: RamBudget) -> Self {
+        self.settings.ram_budget = ram_budget;
+        self
+    }
+
+    /// Tokens a request may have, prompt included. Default: 4096, or fewer if the model
+    /// or the budget asks for it.
+    pub fn context(mut self, context: usize) -> Self {
+        self.settings.context = Some(context);
+        self
+    }
+
+    /// Threads that compute. Default: one for each processor.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.settings.threads = threads;
+        self
+    }
+
+    /// How weights are read. Default: whatever works best.
+    pub fn io(mut self, io: Io) -> Self {
+        self.settings.io = io;
+        self
+    }
+
+    /// How keys and values are kept. Default: F16.
+    pub fn kv_type(mut self, kv_type: KvType) -> Self {
+        self.settings.kv_type = kv_type;
+        self
+    }
+
+    /// Plans for [`Engine::evaluate`], which wants the logits of all positions.
+    pub fn all_logits(mut self) -> Self {
+        self.settings.all_logits = true;
+        self
+    }
+
+    /// Opens a GGUF file (of shards, the first), plans, and loads what is pinned.
+    ///
+    /// # Errors
+    /// When the file is broken, the model not supported, the budget too small, or
+    /// something is refused by the system.
+    pub async fn open(self, path: impl AsRef<Path>) -> Result<Engine, Error> {
+        let blueprint = Blueprint::new(path.as_ref(), self.settings)?;
+        Engine::start(blueprint, |_, _| {}).await
+    }
+}

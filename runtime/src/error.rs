@@ -1,0 +1,127 @@
+//! What can go wrong between a path and a token. Every message is one line that names
+//! the file, what was found, what was expected and what to do.
+
+use std::path::{Path, PathBuf};
+
+use emel_loader::files::OpenError;
+use emel_loader::gguf::GgufError;
+use emel_loader::reader::ReadError;
+use emel_loader::weights::WeightsError;
+use emel_model::error::ModelError;
+use emel_model::sampler::SamplerError;
+use emel_model::tokenizer::TokenizerError;
+
+use crate::budget::{BudgetError, in_binary_units};
+
+/// Why a model could not be opened or a request not be answered.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file is not a GGUF file that can be read.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The file describes a model that cannot be run.
+    #[error("{}: {source}", path.display())]
+    Model {
+        /// The model's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ModelError,
+    },
+    /// The file's tokenizer cannot be used.
+    #[error("{}: {source}", path.display())]
+    Tokenizer {
+        /// The model's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: TokenizerError,
+    },
+    /// The budget is no size, or the machine's memory cannot be read.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// The budget cannot hold the model at this context length.
+    #[error(
+        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or lower -c",
+        path.display(),
+        in_binary_units(*budget_bytes),
+        needed_bytes.div_ceil(1 << 20)
+    )]
+    BudgetTooSmall {
+        /// The model's file.
+        path: PathBuf,
+        /// The budget.
+        budget_bytes: u64,
+        /// The smallest budget that works.
+        needed_bytes: u64,
+        /// The context length it was computed for.
+        context: usize,
+    },
+    /// A setting that no model works with.
+    #[error("{setting} is {found}, expected {expected}")]
+    Setting {
+        /// Its name, as the command spells it.
+        setting: &'static str,
+        /// What it was.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A file of the model cannot be opened for streaming.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Weights cannot be brought into memory.
+    #[error("{}: {source}", path.display())]
+    Weights {
+        /// The model's file.
+        path: PathBuf,
+        /// What was refused.
+        source: WeightsError,
+    },
+    /// A read failed during a request. The engine serves the next one.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The sampler's options make no sense.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    /// The worker threads cannot be started.
+    #[error("cannot start {threads} worker threads: {message}; lower -t")]
+    Threads {
+        /// How many were asked for.
+        threads: usize,
+        /// What the system said.
+        message: String,
+    },
+    /// The prompt does not fit the context.
+    #[error(
+        "the prompt has {prompt} tokens and the context holds {context}; shorten it or raise -c"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// There is nothing to continue.
+    #[error("the prompt has no tokens; give some text")]
+    PromptEmpty,
+    /// A token id outside the vocabulary.
+    #[error("token id {id} is outside the vocabulary of {vocabulary}")]
+    TokenId {
+        /// The id.
+        id: u32,
+        /// Tokens in the vocabulary.
+        vocabulary: usize,
+    },
+    /// The engine's thread has ended.
+    #[error("the engine has stopped; open the model again")]
+    Stopped,
+}
+
+impl Error {
+    pub(crate) fn model(path: &Path, source: ModelError) -> Self {
+        Self::Model {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}

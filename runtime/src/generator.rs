@@ -1,0 +1,163 @@
+//! The generator: one forward pass at a time, step by step, over whatever slots bring.
+//!
+//! Between steps it awaits the next unit; a step itself runs to completion on the
+//! unit's bytes and never waits. Nothing is read or computed after the future that
+//! runs a pass has been left: the ring starts over instead.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use emel_loader::files::OpenFiles;
+use emel_loader::gguf::Extent;
+use emel_loader::plan::Plan;
+use emel_loader::reader::{Backend, ReadError};
+use emel_loader::weights::{Pass, ReadStatistics, Weights};
+use emel_model::forward::{Batch, Forward};
+use emel_model::schedule::{Step, schedule};
+
+use crate::blueprint::Blueprint;
+use crate::error::Error;
+
+/// A model ready to compute.
+pub struct Generator {
+    weights: Weights,
+    forward: Forward,
+    steps: Vec<Step>,
+    /// The first row of the token embedding; the others follow.
+    embedding: Extent,
+    compute: Duration,
+}
+
+/// Why a pass ended early.
+#[derive(Debug)]
+pub enum PassEnd {
+    /// Nobody wants its result any more.
+    Cancelled,
+    /// A read failed.
+    Failed(ReadError),
+}
+
+impl Generator {
+    /// Brings a blueprint's pinned weights into memory through `backend`. `files` are
+    /// those of the blueprint's catalog.
+    ///
+    /// # Errors
+    /// When memory, threads or the reader are refused, or a read fails.
+    pub async fn build(
+        blueprint: &Blueprint,
+        files: &Arc<OpenFiles>,
+        backend: Backend,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Weights {
+            path: blueprint.path.clone(),
+            source,
+        };
+        let plan: &Plan = &blueprint.plan;
+        let forward = Forward::new(
+            &blueprint.program,
+            &blueprint.catalog,
+            files,
+            blueprint.footprint(),
+        )?;
+        let weights = Weights::open(files, plan, backend, progress)
+            .await
+            .map_err(failed)?;
+        let table = &blueprint.catalog.tensors()[blueprint.program.embedding];
+        Ok(Self {
+            weights,
+            forward,
+            steps: schedule(&blueprint.program, &plan.units),
+            embedding: Extent {
+                bytes: table.row_bytes(),
+                ..table.extent
+            },
+            compute: Duration::ZERO,
+        })
+    }
+
+    /// Runs one pass over `batch`; `next` is the pass expected after it. The logits
+    /// are then in [`Generator::logits`]. `is_cancelled` is asked before every step.
+    ///
+    /// # Errors
+    /// When a read fails or the pass is cancelled; the generator is then ready for
+    /// another.
+    pub async fn pass(
+        &mut self,
+        batch: Batch<'_>,
+        next: Pass,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), PassEnd> {
+        let outcome = self.run(batch, next, is_cancelled).await;
+        if outcome.is_err() {
+            self.weights.restart();
+        }
+        outcome
+    }
+
+    /// The logits of the `index`th token of the last batch whose logits were wanted.
+    pub fn logits(&self, index: usize) -> &[f32] {
+        self.forward.logits(index)
+    }
+
+    /// What reading has cost so far.
+    pub fn reading(&self) -> ReadStatistics {
+        self.weights.statistics()
+    }
+
+    /// Time spent computing so far.
+    pub fn compute(&self) -> Duration {
+        self.compute
+    }
+
+    /// Whether the kernel knows the ring's buffers beforehand.
+    pub fn has_registered_buffers(&self) -> bool {
+        self.weights.has_registered_buffers()
+    }
+
+    async fn run(
+        &mut self,
+        batch: Batch<'_>,
+        next: Pass,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), PassEnd> {
+        let Self {
+            weights,
+            forward,
+            steps,
+            embedding,
+            compute,
+        } = self;
+        let with_head = batch.logit_tokens > 0;
+        let pass = if with_head { Pass::Full } else { Pass::Body };
+        weights.begin_pass(pass, next);
+        forward.begin(batch);
+        let rows = batch.tokens.iter().map(|&token| Extent {
+            offset: embedding.offset + u64::from(token) * embedding.bytes,
+            ..*embedding
+        });
+        weights
+            .with_rows(rows, |index, bytes| forward.embed(index, bytes))
+            .await
+            .map_err(PassEnd::Failed)?;
+
+        for step in steps.iter().filter(|step| with_head || !step.is_head) {
+            if is_cancelled() {
+                return Err(PassEnd::Cancelled);
+            }
+            let mut run = |bytes: &[u8]| {
+                let started = Instant::now();
+                forward.run(&step.work, bytes);
+                *compute += started.elapsed();
+            };
+            match step.unit {
+                Some(unit) => weights
+                    .with_unit(unit, run)
+                    .await
+                    .map_err(PassEnd::Failed)?,
+                None => run(&[]),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! What a caller asks for.
+
+use emel_model::sampler::SamplerOptions;
+
+/// The text, or the token ids, to continue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text; special tokens in it are recognised, BOS is added as the file says.
+    Text(String),
+    /// Token ids, taken as they are.
+    Tokens(Vec<u32>),
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(ids: Vec<u32>) -> Self {
+        Self::Tokens(ids)
+    }
+}
+
+/// A request to continue a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// What is continued.
+    pub prompt: Prompt,
+    /// Tokens to generate at most.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampler: SamplerOptions,
+    /// Whether to go on after an end-of-generation token.
+    pub ignore_eos: bool,
+}
+
+impl Request {
+    /// A request for up to 128 tokens with the usual sampling.
+    pub fn new(prompt: impl Into<Prompt>) -> Self {
+        Self {
+            prompt: prompt.into(),
+            max_tokens: 128,
+            sampler: SamplerOptions::default(),
+            ignore_eos: false,
+        }
+    }
+
+    /// Sets how many tokens to generate at most.
+    #[must_use]
+    pub fn max_tokens(mut self, max_tokens: usize) -> Self {
+        self.max_tokens = max_tokens;
+        self
+    }
+
+    /// Sets how tokens are chosen.
+    #[must_use]
+    pub fn sampler(mut self, sampler: SamplerOptions) -> Self {
+        self.sampler = sampler;
+        self
+    }
+
+    /// Always takes the most probable token.
+    #[must_use]
+    pub fn greedy(mut self) -> Self {
+        self.sampler.temperature = 0.0;
+        self
+    }
+}

@@ -1,0 +1,418 @@
+//! The engine's thread: takes requests in turn and runs their passes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use emel_loader::files::OpenFiles;
+use emel_loader::reader::Backend;
+use emel_loader::weights::{Pass, WeightsError};
+use emel_model::forward::Batch;
+use emel_model::sampler::{Sampler, SamplerOptions};
+use emel_model::tokenizer::{Detokenizer, Tokenizer};
+use emel_systemd::{cgroup::Cgroup, memory};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::blueprint::{Blueprint, Io};
+use crate::engine::Description;
+use crate::error::Error;
+use crate::generator::{Generator, PassEnd};
+use crate::stream::{Event, Token};
+use crate::usage::{Usage, milliseconds, rate};
+
+/// Something for the engine's thread to do.
+pub(crate) enum Job {
+    Generate(Generation),
+    Evaluate(Evaluation),
+}
+
+/// A checked request: `ids` is not empty, fits the context and the vocabulary.
+pub(crate) struct Generation {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) max_tokens: usize,
+    pub(crate) sampler: SamplerOptions,
+    pub(crate) ignore_eos: bool,
+    pub(crate) events: mpsc::Sender<Event>,
+}
+
+/// A checked evaluation.
+pub(crate) struct Evaluation {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) on_logits: Box<dyn FnMut(usize, &[f32]) + Send>,
+    pub(crate) finished: oneshot::Sender<Result<(), Error>>,
+}
+
+/// Builds the engine, says so through `started`, and serves jobs until none can come.
+pub(crate) fn run(
+    mut blueprint: Blueprint,
+    progress: impl FnMut(u64, u64),
+    started: oneshot::Sender<Result<Description, Error>>,
+    jobs: mpsc::Receiver<Job>,
+) {
+    // Only a thread to park and wake: the reader has a runtime of its own.
+    let runtime = match tokio::runtime::Builder::new_current_thread().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let message = error.to_string();
+            let _ = started.send(Err(Error::Threads {
+                threads: 1,
+                message,
+            }));
+            return;
+        }
+    };
+    runtime.block_on(async {
+        match build(&mut blueprint, progress).await {
+            Err(error) => drop(started.send(Err(error))),
+            Ok((scheduler, description)) => {
+                if started.send(Ok(description)).is_ok() {
+                    scheduler.serve(jobs).await;
+                }
+            }
+        }
+    });
+}
+
+async fn build(
+    blueprint: &mut Blueprint,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<(Scheduler, Description), Error> {
+    let total = blueprint.plan.pinned_bytes();
+    let mut on_bytes = |bytes| progress(bytes, total);
+    let mut notices = std::mem::take(&mut blueprint.notices);
+    let mut backend = match blueprint.settings.io {
+        Io::Only(backend) => backend,
+        Io::Auto if blueprint.plan.is_mapped => Backend::Mmap,
+        Io::Auto => Backend::Uring,
+    };
+    let paths = || blueprint.catalog.files().iter().map(|file| file.path.as_path());
+    let files = Arc::new(OpenFiles::open(paths(), backend.needs_buffers())?);
+    let mut built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
+    if let (Err(Error::Weights { source, .. }), Io::Auto) = (&built, blueprint.settings.io)
+        && let WeightsError::Reader { source, .. } = source
+    {
+        notices.push(format!(
+            "io_uring is refused ({source}); reading with pread instead. Containers and \
+             seccomp profiles often forbid it, and sysctl kernel.io_uring_disabled can"
+        ));
+        backend = Backend::Pread;
+        built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
+    }
+    let generator = built?;
+    if backend.needs_buffers() && !files.all_direct() {
+        notices.push(
+            "the filesystem refuses O_DIRECT; reads go through the page cache and are dropped from it"
+                .to_owned(),
+        );
+    }
+    let tokenizer = Arc::new(std::mem::take(&mut blueprint.tokenizer));
+    let description = Description {
+        tokenizer: Arc::clone(&tokenizer),
+        context: blueprint.context,
+        vocabulary: blueprint.program.vocabulary(),
+        backend,
+        notices,
+    };
+    let scheduler = Scheduler {
+        tokenizer,
+        context: blueprint.context,
+        chunk: blueprint.chunk,
+        vocabulary: blueprint.program.vocabulary(),
+        fixed: FixedUsage::new(blueprint, backend, &files, &generator),
+        generator,
+    };
+    Ok((scheduler, description))
+}
+
+/// What is the same in every request's usage.
+struct FixedUsage {
+    pinned_bytes: u64,
+    ring_bytes: u64,
+    kv_bytes: u64,
+    budget_bytes: u64,
+    planned_bytes: u64,
+    io_backend: &'static str,
+    direct_io: bool,
+    registered_buffers: bool,
+    threads: usize,
+    kernels: &'static str,
+}
+
+impl FixedUsage {
+    fn new(
+        blueprint: &Blueprint,
+        backend: Backend,
+        files: &OpenFiles,
+        generator: &Generator,
+    ) -> Self {
+        let plan = &blueprint.plan;
+        Self {
+            pinned_bytes: plan.pinned_bytes(),
+            ring_bytes: plan.ring_bytes(),
+            kv_bytes: blueprint.kv_bytes(),
+            budget_bytes: plan.budget_bytes,
+            planned_bytes: plan.total_bytes(),
+            io_backend: backend.name(),
+            direct_io: backend.needs_buffers() && files.all_direct(),
+            registered_buffers: generator.has_registered_buffers(),
+            threads: blueprint.settings.threads,
+            kernels: generator.kernels_name(),
+        }
+    }
+}
+
+struct Scheduler {
+    generator: Generator,
+    tokenizer: Arc<Tokenizer>,
+    context: usize,
+    chunk: usize,
+    vocabulary: usize,
+    fixed: FixedUsage,
+}
+
+/// How a generation ended early.
+enum Interruption {
+    Cancelled,
+    Failed(Error),
+}
+
+impl From<PassEnd> for Interruption {
+    fn from(end: PassEnd) -> Self {
+        match end {
+            PassEnd::Cancelled => Self::Cancelled,
+            PassEnd::Failed(error) => Self::Failed(error.into()),
+        }
+    }
+}
+
+impl Scheduler {
+    async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
+        while let Some(job) = jobs.recv().await {
+            match job {
+                Job::Generate(generation) => self.answer(generation).await,
+                Job::Evaluate(evaluation) => self.evaluate(evaluation).await,
+            }
+        }
+    }
+
+    async fn answer(&mut self, generation: Generation) {
+        let events = generation.events.clone();
+        let last = match self.generate(generation).await {
+            Ok(usage) => Event::Finished(Box::new(usage)),
+            Err(Interruption::Failed(error)) => Event::Failed(error),
+            Err(Interruption::Cancelled) => return,
+        };
+        // A receiver that has gone has cancelled, which is not an error.
+        let _ = events.send(last).await;
+    }
+
+    async fn generate(&mut self, generation: Generation) -> Result<Usage, Interruption> {
+        let Generation {
+            ids,
+            max_tokens,
+            sampler,
+            ignore_eos,
+            events,
+        } = generation;
+        let meter = Meter::start(&self.generator);
+        let is_cancelled = || events.is_closed();
+        self.prefill(&ids, &is_cancelled).await?;
+        let prefill = meter.started.elapsed();
+
+        let mut sampler = Sampler::new(sampler, self.vocabulary);
+        for &id in &ids {
+            sampler.accept(id);
+        }
+        let mut detokenizer = Detokenizer::new(&self.tokenizer);
+        let room = (self.context - ids.len()).saturating_add(1);
+        let limit = max_tokens.min(room);
+        let mut decode = meter.clone();
+        let mut generated = 0;
+        while generated < limit {
+            let id = sampler.sample(self.generator.logits(0));
+            sampler.accept(id);
+            if !ignore_eos && self.tokenizer.is_end_of_generation(id) {
+                break;
+            }
+            generated += 1;
+            if generated == 1 {
+                decode = Meter::start(&self.generator);
+            }
+            let text = detokenizer.push(&self.tokenizer, id).into();
+            send(&events, Token { id, text }).await?;
+            if generated < limit {
+                let position = ids.len() + generated - 1;
+                let batch = Batch {
+                    tokens: &[id],
+                    position,
+                    logit_tokens: 1,
+                };
+                self.generator
+                    .pass(batch, Pass::Full, &is_cancelled)
+                    .await?;
+            }
+        }
+        let rest = detokenizer.finish();
+        if !rest.is_empty() {
+            let text = rest.into();
+            let id = self.tokenizer.eos().unwrap_or_default();
+            send(&events, Token { id, text }).await?;
+        }
+        Ok(self.usage(&meter, prefill, &decode, (ids.len(), generated)))
+    }
+
+    /// Runs the prompt through the model, chunk by chunk; the logits of its last token
+    /// are then there.
+    async fn prefill(
+        &mut self,
+        ids: &[u32],
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), PassEnd> {
+        let mut position = 0;
+        for tokens in ids.chunks(self.chunk) {
+            let left = ids.len() - position - tokens.len();
+            let batch = Batch {
+                tokens,
+                position,
+                logit_tokens: usize::from(left == 0),
+            };
+            let next = if left > self.chunk {
+                Pass::Body
+            } else {
+                Pass::Full
+            };
+            self.generator.pass(batch, next, is_cancelled).await?;
+            position += tokens.len();
+        }
+        Ok(())
+    }
+
+    async fn evaluate(&mut self, evaluation: Evaluation) {
+        let Evaluation {
+            ids,
+            mut on_logits,
+            finished,
+        } = evaluation;
+        let mut position = 0;
+        let mut outcome = Ok(());
+        for tokens in ids.chunks(self.chunk) {
+            let batch = Batch {
+                tokens,
+                position,
+                logit_tokens: tokens.len(),
+            };
+            let is_cancelled = || finished.is_closed();
+            if let Err(end) = self.generator.pass(batch, Pass::Full, &is_cancelled).await {
+                outcome = Err(match end {
+                    PassEnd::Failed(error) => error.into(),
+                    PassEnd::Cancelled => Error::Stopped,
+                });
+                break;
+            }
+            for index in 0..tokens.len() {
+                on_logits(position + index, self.generator.logits(index));
+            }
+            position += tokens.len();
+        }
+        // The caller's own state ends before it is told.
+        drop(on_logits);
+        let _ = finished.send(outcome);
+    }
+
+    fn usage(
+        &self,
+        meter: &Meter,
+        prefill: Duration,
+        decode: &Meter,
+        (prompt_tokens, generated_tokens): (usize, usize),
+    ) -> Usage {
+        let total = meter.read(&self.generator);
+        let after_first = decode.read(&self.generator);
+        let decoded = generated_tokens.saturating_sub(1);
+        let first_token = decode.started - meter.started;
+        let other = total.time.saturating_sub(total.wait + total.compute);
+        let fixed = &self.fixed;
+        Usage {
+            prompt_tokens,
+            generated_tokens,
+            prefill_tokens_per_second: rate(prompt_tokens, prefill),
+            decode_tokens_per_second: rate(decoded, after_first.time),
+            first_token_ms: milliseconds(first_token),
+            bytes_read: total.bytes_read,
+            streamed_bytes_per_token: after_first
+                .bytes_read
+                .checked_div(decoded as u64)
+                .unwrap_or(0),
+            pinned_bytes: fixed.pinned_bytes,
+            ring_bytes: fixed.ring_bytes,
+            kv_bytes: fixed.kv_bytes,
+            budget_bytes: fixed.budget_bytes,
+            planned_bytes: fixed.planned_bytes,
+            wait_ms: milliseconds(total.wait),
+            compute_ms: milliseconds(total.compute),
+            other_ms: milliseconds(other),
+            peak_memory_bytes: peak_memory_bytes(),
+            io_backend: fixed.io_backend,
+            direct_io: fixed.direct_io,
+            registered_buffers: fixed.registered_buffers,
+            threads: fixed.threads,
+            kernels: fixed.kernels,
+        }
+    }
+}
+
+async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interruption> {
+    events
+        .send(Event::Token(token))
+        .await
+        .map_err(|_| Interruption::Cancelled)
+}
+
+/// Costs since a moment.
+#[derive(Clone)]
+struct Meter {
+    started: Instant,
+    bytes_read: u64,
+    wait: Duration,
+    compute: Duration,
+}
+
+struct Reading {
+    time: Duration,
+    bytes_read: u64,
+    wait: Duration,
+    compute: Duration,
+}
+
+impl Meter {
+    fn start(generator: &Generator) -> Self {
+        let reading = generator.reading();
+        Self {
+            started: Instant::now(),
+            bytes_read: reading.bytes_read,
+            wait: reading.wait,
+            compute: generator.compute(),
+        }
+    }
+
+    fn read(&self, generator: &Generator) -> Reading {
+        let now = generator.reading();
+        Reading {
+            time: self.started.elapsed(),
+            bytes_read: now.bytes_read - self.bytes_read,
+            wait: now.wait - self.wait,
+            compute: generator.compute() - self.compute,
+        }
+    }
+}
+
+/// The cgroup's peak if the process is alone in it, else the process's own; 0 if the
+/// system tells neither.
+fn peak_memory_bytes() -> u64 {
+    Cgroup::of_this_process()
+        .ok()
+        .filter(Cgroup::only_process)
+        .and_then(|cgroup| cgroup.memory_peak())
+        .or_else(|| memory::peak_bytes().ok())
+        .unwrap_or(0)
+}
+

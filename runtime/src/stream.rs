@@ -1,0 +1,90 @@
+//! The tokens of an answer, as they are made.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_core::Stream;
+use smol_str::SmolStr;
+use tokio::sync::mpsc::Receiver;
+
+use crate::engine::Shared;
+use crate::error::Error;
+use crate::usage::Usage;
+
+/// One generated token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Its id in the model's vocabulary.
+    pub id: u32,
+    /// The text that is complete with it: whole characters only, so it can be empty,
+    /// and longer than the token's own text.
+    pub text: SmolStr,
+}
+
+pub(crate) enum Event {
+    Token(Token),
+    Failed(Error),
+    Finished(Box<Usage>),
+}
+
+/// A [`Stream`] of tokens. Dropping it cancels the request: the engine stops at its
+/// next step and is then ready for another.
+pub struct TokenStream {
+    events: Receiver<Event>,
+    usage: Option<Usage>,
+    is_over: bool,
+    // After the receiver, so that the engine sees the request cancelled before it ends.
+    _engine: Arc<Shared>,
+}
+
+impl TokenStream {
+    pub(crate) fn new(events: Receiver<Event>, engine: Arc<Shared>) -> Self {
+        Self {
+            events,
+            usage: None,
+            is_over: false,
+            _engine: engine,
+        }
+    }
+
+    /// The next token, `None` after the last. The same as the `Stream`, for callers
+    /// without its combinators.
+    ///
+    /// # Errors
+    /// When the request has failed; the stream is then over.
+    pub async fn next(&mut self) -> Option<Result<Token, Error>> {
+        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+
+    /// What the request has cost, once the stream is over.
+    pub fn usage(&self) -> Option<&Usage> {
+        self.usage.as_ref()
+    }
+}
+
+impl Stream for TokenStream {
+    type Item = Result<Token, Error>;
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Self::Item>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let Poll::Ready(event) = self.events.poll_recv(context) else {
+            return Poll::Pending;
+        };
+        self.is_over = !matches!(event, Some(Event::Token(_)));
+        Poll::Ready(match event {
+            Some(Event::Token(token)) => Some(Ok(token)),
+            Some(Event::Failed(error)) => Some(Err(error)),
+            Some(Event::Finished(usage)) => {
+                self.usage = Some(*usage);
+                None
+            }
+            None => Some(Err(Error::Stopped)),
+        })
+    }
+}

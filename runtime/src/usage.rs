@@ -1,0 +1,66 @@
+//! What a request has cost.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// The statistics of one request. `--stats-json` writes them as they are named here.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// Prompt tokens per second, until the first token could be chosen.
+    pub prefill_tokens_per_second: f64,
+    /// Tokens per second after the first.
+    pub decode_tokens_per_second: f64,
+    /// From the request's start to its first token.
+    pub first_token_ms: f64,
+    /// Bytes read from the drive for the request; before it, pinned weights were.
+    pub bytes_read: u64,
+    /// Bytes read per token after the first, on average.
+    pub streamed_bytes_per_token: u64,
+    /// Bytes of weights in memory for good.
+    pub pinned_bytes: u64,
+    /// Bytes of the slots that the other weights pass through.
+    pub ring_bytes: u64,
+    /// Bytes of the KV cache.
+    pub kv_bytes: u64,
+    /// The budget everything was planned for.
+    pub budget_bytes: u64,
+    /// What the plan spends of it.
+    pub planned_bytes: u64,
+    /// Time that steps waited for slots.
+    pub wait_ms: f64,
+    /// Time that steps computed.
+    pub compute_ms: f64,
+    /// Time of the request that was neither.
+    pub other_ms: f64,
+    /// The highest memory use so far: of the cgroup if the process is alone in it,
+    /// else of the process.
+    pub peak_memory_bytes: u64,
+    /// How weights are read: `uring`, `pread` or `mmap`.
+    pub io_backend: &'static str,
+    /// Whether reads bypass the page cache.
+    pub direct_io: bool,
+    /// Whether the kernel knows the ring's buffers beforehand.
+    pub registered_buffers: bool,
+    /// Threads that compute.
+    pub threads: usize,
+    /// The kernels' instruction set.
+    pub kernels: &'static str,
+}
+
+/// Events per second; 0 for no time.
+pub(crate) fn rate(count: usize, time: Duration) -> f64 {
+    if time.is_zero() {
+        0.0
+    } else {
+        count as f64 / time.as_secs_f64()
+    }
+}
+
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
