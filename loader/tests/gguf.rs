@@ -1,5 +1,7 @@
 //! Opening model files, good and bad.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
