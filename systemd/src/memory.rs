@@ -1,0 +1,131 @@
+//! The machine's free memory and this process's share of it.
+
+use std::path::{Path, PathBuf};
+
+use crate::SystemError;
+use crate::error::{read, unexpected};
+
+/// The machine's memory, read from `/proc`.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    proc: PathBuf,
+}
+
+/// This process's own memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnMemory {
+    /// Resident now (`VmRSS`).
+    pub resident_bytes: u64,
+    /// The most that was ever resident (`VmHWM`).
+    pub resident_bytes_max: u64,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::with_root(Path::new("/"))
+    }
+}
+
+impl Memory {
+    /// Reads below another root, for tests.
+    pub fn with_root(root: &Path) -> Self {
+        Self {
+            proc: root.join("proc"),
+        }
+    }
+
+    /// Bytes that can be taken without swapping (`MemAvailable`).
+    ///
+    /// # Errors
+    /// When the kernel does not say; a guess would make a wrong budget silently.
+    pub fn available(&self) -> Result<u64, SystemError> {
+        let path = self.proc.join("meminfo");
+        kibibytes(
+            &path,
+            &read(&path)?,
+            "MemAvailable",
+            "a line `MemAvailable: N kB`",
+        )
+    }
+
+    /// This process's own memory. Page cache is not in it.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn own(&self) -> Result<OwnMemory, SystemError> {
+        let path = self.proc.join("self/status");
+        let text = read(&path)?;
+        Ok(OwnMemory {
+            resident_bytes: kibibytes(&path, &text, "VmRSS", "a line `VmRSS: N kB`")?,
+            resident_bytes_max: kibibytes(&path, &text, "VmHWM", "a line `VmHWM: N kB`")?,
+        })
+    }
+}
+
+/// The bytes on the line `name: N kB`.
+fn kibibytes(
+    path: &Path,
+    text: &str,
+    name: &str,
+    expected: &'static str,
+) -> Result<u64, SystemError> {
+    let number = text.lines().find_map(|line| {
+        let value = line.strip_prefix(name)?.strip_prefix(':')?;
+        let kibibytes: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kibibytes.checked_mul(1024)
+    });
+    number.ok_or_else(|| unexpected(path, text, expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn root_with(file: &str, text: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        root
+    }
+
+    #[test]
+    fn available_memory_is_read_in_bytes() {
+        let text = "MemTotal:  200 kB\nMemFree: 50 kB\nMemAvailable:     100 kB\n";
+        let root = root_with("proc/meminfo", text);
+        let memory = Memory::with_root(root.path());
+        assert_eq!(memory.available().unwrap(), 102_400);
+    }
+
+    #[test]
+    fn a_missing_meminfo_is_an_error_and_not_zero() {
+        let root = tempfile::tempdir().unwrap();
+        let error = Memory::with_root(root.path()).available().unwrap_err();
+        assert!(error.to_string().contains("proc/meminfo: cannot read"));
+    }
+
+    #[test]
+    fn a_meminfo_without_the_line_is_an_error_and_not_zero() {
+        let root = root_with("proc/meminfo", "MemTotal: 200 kB\n");
+        let error = Memory::with_root(root.path()).available().unwrap_err();
+        assert!(error.to_string().contains("MemAvailable"));
+    }
+
+    #[test]
+    fn own_memory_is_read_from_the_status() {
+        let root = root_with("proc/self/status", "VmHWM:\t  30 kB\nVmRSS:\t  20 kB\n");
+        let expected = OwnMemory {
+            resident_bytes: 20 << 10,
+            resident_bytes_max: 30 << 10,
+        };
+        assert_eq!(Memory::with_root(root.path()).own().unwrap(), expected);
+    }
+
+    #[test]
+    fn this_machine_answers() {
+        assert!(Memory::default().available().unwrap() > 0);
+        let own = Memory::default().own().unwrap();
+        assert!(own.resident_bytes > 0 && own.resident_bytes <= own.resident_bytes_max);
+    }
+}
