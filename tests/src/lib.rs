@@ -1,3 +1,5 @@
-//! Cross-crate tests and the tools they need.
+//! What the tests of all crates share.
 
 #![forbid(unsafe_code)]
+
+pub mod gguf_writer;

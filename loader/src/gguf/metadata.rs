@@ -144,7 +144,9 @@ impl Metadata {
 
     /// All pairs, in the order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
-        self.entries.iter().map(|(key, value)| (key.as_str(), value))
+        self.entries
+            .iter()
+            .map(|(key, value)| (key.as_str(), value))
     }
 
     /// An integer that fits `u32`, if the key is present.

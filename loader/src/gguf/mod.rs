@@ -1,5 +1,13 @@
 //! The GGUF container: header, metadata and tensor descriptions.
 
+mod catalog;
+mod error;
+mod header;
 mod metadata;
+mod shard;
+mod tensor_type;
 
+pub use catalog::{Catalog, Extent, FileIdentity, ModelFile, Tensor};
+pub use error::GgufError;
 pub use metadata::{Array, Metadata, MetadataError, StringTable, Value};
+pub use tensor_type::TensorType;

@@ -1,0 +1,596 @@
+//! The header of one GGUF file, read once from front to back.
+//!
+//! Every length in it is a claim. It is compared with the bytes the file still has
+//! before anything is reserved for it, so a damaged file costs an error message and
+//! not memory.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+use super::catalog::FileIdentity;
+use super::error::quote;
+use super::{Array, GgufError, Metadata, StringTable, Value};
+
+/// One read of the header; a multiple of every page size in use, so that each read
+/// can be given back to the system whole.
+const WINDOW_BYTES: usize = 256 << 10;
+
+/// Elements reserved for an array in one go; longer arrays grow as they are read.
+const RESERVED_ELEMENTS: usize = 64 << 10;
+
+/// The longest key the format allows, and more than any tensor name in use.
+const NAME_BYTES_MAX: u64 = 65_535;
+
+/// Arrays of arrays are skipped down to this depth.
+const NESTING_MAX: u32 = 4;
+
+const RANK_MAX: u32 = 4;
+
+/// The smallest metadata pair: a length, a one-letter key, a type and one byte.
+const PAIR_BYTES_MIN: u64 = 8 + 1 + 4 + 1;
+
+/// The smallest tensor description: a length, a letter, rank, one dimension, type
+/// and offset.
+const TENSOR_BYTES_MIN: u64 = 8 + 1 + 4 + 8 + 4 + 8;
+
+/// A header as it stands in the file; shapes and offsets are not yet judged.
+pub(super) struct Header {
+    pub(super) identity: FileIdentity,
+    pub(super) file_bytes: u64,
+    pub(super) metadata: Metadata,
+    pub(super) tensors: Vec<RawTensor>,
+    /// The first byte after the header.
+    pub(super) end: u64,
+}
+
+/// A tensor's description as it stands in the file.
+pub(super) struct RawTensor {
+    pub(super) name: String,
+    pub(super) dims: Vec<u64>,
+    pub(super) type_id: u32,
+    /// From the start of the data section.
+    pub(super) data_offset: u64,
+}
+
+impl Header {
+    /// Reads the header of the file at `path`.
+    pub(super) fn read(path: &Path) -> Result<Self, GgufError> {
+        let mut window = Window::open(path)?;
+        read_preamble(&mut window)?;
+        let tensor_count = window.at("the header", Window::u64)?;
+        let pair_count = window.at("the header", Window::u64)?;
+        window.at("the metadata", |window| {
+            window.expect_items(pair_count, PAIR_BYTES_MIN)
+        })?;
+
+        let mut metadata = Metadata::default();
+        for index in 0..pair_count {
+            let (key, value) = read_pair(&mut window, index, pair_count)?;
+            if metadata.get(&key).is_some() {
+                return Err(GgufError::DuplicateKey {
+                    path: path.to_owned(),
+                    key: quote(key.as_bytes()),
+                });
+            }
+            metadata.insert(key, value);
+        }
+
+        window.at("the tensor descriptions", |window| {
+            window.expect_items(tensor_count, TENSOR_BYTES_MIN)
+        })?;
+        let mut tensors = Vec::new();
+        for index in 0..tensor_count {
+            tensors.push(read_tensor(&mut window, index, tensor_count)?);
+        }
+
+        Ok(Self {
+            identity: window.identity,
+            file_bytes: window.file_bytes,
+            metadata,
+            tensors,
+            end: window.position,
+        })
+    }
+}
+
+fn read_preamble(window: &mut Window) -> Result<(), GgufError> {
+    let path = window.path.clone();
+    let magic_bytes = window.file_bytes.min(4) as usize;
+    let mut magic = [0; 4];
+    window.at("the header", |window| {
+        window.fill(&mut magic[..magic_bytes])
+    })?;
+    if &magic != b"GGUF" {
+        let found = quote(&magic[..magic_bytes]);
+        return Err(GgufError::Magic { path, found });
+    }
+    match window.at("the header", Window::u32)? {
+        2 | 3 => Ok(()),
+        1 => Err(GgufError::VersionOne { path }),
+        found if matches!(found.swap_bytes(), 1..=0xffff) => Err(GgufError::BigEndian {
+            path,
+            version: found.swap_bytes(),
+        }),
+        found => Err(GgufError::Version { path, found }),
+    }
+}
+
+fn read_pair(window: &mut Window, index: u64, count: u64) -> Result<(String, Value), GgufError> {
+    let key = window
+        .name()
+        .map_err(|flaw| window.error(flaw, &format!("metadata pair {} of {count}", index + 1)))?;
+    let value = read_value(window)
+        .map_err(|flaw| window.error(flaw, &format!("the value of {}", quote(key.as_bytes()))))?;
+    Ok((key, value))
+}
+
+fn read_tensor(window: &mut Window, index: u64, count: u64) -> Result<RawTensor, GgufError> {
+    let name = window.name().map_err(|flaw| {
+        let place = format!("the description of tensor {} of {count}", index + 1);
+        window.error(flaw, &place)
+    })?;
+    let place = |name: &str| format!("the description of tensor {}", quote(name.as_bytes()));
+    match read_description(window) {
+        Ok((dims, type_id, data_offset)) => Ok(RawTensor {
+            name,
+            dims,
+            type_id,
+            data_offset,
+        }),
+        Err(flaw) => Err(window.error(flaw, &place(&name))),
+    }
+}
+
+fn read_description(window: &mut Window) -> Result<(Vec<u64>, u32, u64), Flaw> {
+    let rank = window.u32()?;
+    if !(1..=RANK_MAX).contains(&rank) {
+        return Err(Flaw::Bad(format!(
+            "{rank} dimensions, expected 1 to {RANK_MAX}"
+        )));
+    }
+    let mut dims = Vec::with_capacity(rank as usize);
+    for _ in 0..rank {
+        dims.push(window.u64()?);
+    }
+    Ok((dims, window.u32()?, window.u64()?))
+}
+
+fn read_value(window: &mut Window) -> Result<Value, Flaw> {
+    let kind = Kind::read(window)?;
+    Ok(match kind {
+        Kind::U8 => Value::Unsigned(window.u8()?.into()),
+        Kind::U16 => Value::Unsigned(window.u16()?.into()),
+        Kind::U32 => Value::Unsigned(window.u32()?.into()),
+        Kind::U64 => Value::Unsigned(window.u64()?),
+        Kind::I8 => Value::Signed((window.u8()? as i8).into()),
+        Kind::I16 => Value::Signed((window.u16()? as i16).into()),
+        Kind::I32 => Value::Signed((window.u32()? as i32).into()),
+        Kind::I64 => Value::Signed(window.u64()? as i64),
+        Kind::F32 => Value::Float(f32::from_bits(window.u32()?).into()),
+        Kind::F64 => Value::Float(f64::from_bits(window.u64()?)),
+        Kind::Bool => Value::Bool(window.bool()?),
+        Kind::String => {
+            let mut string = Vec::new();
+            window.string(&mut string)?;
+            Value::String(string)
+        }
+        Kind::Array => Value::Array(read_array(window)?),
+    })
+}
+
+fn read_array(window: &mut Window) -> Result<Array, Flaw> {
+    let kind = Kind::read(window)?;
+    let count = window.u64()?;
+    window.expect_items(count, kind.bytes_min())?;
+    Ok(match kind {
+        Kind::F32 => Array::F32(window.list(count, |w| Ok(f32::from_bits(w.u32()?)))?),
+        Kind::F64 => Array::F32(window.list(count, |w| Ok(f64::from_bits(w.u64()?) as f32))?),
+        Kind::Bool => Array::Bool(window.list(count, Window::bool)?),
+        Kind::String => Array::String(read_strings(window, count)?),
+        Kind::Array => {
+            skip_arrays(window, count, NESTING_MAX)?;
+            let count = usize::try_from(count).map_err(|_| Flaw::Bad("too long".to_owned()))?;
+            Array::Nested(count)
+        }
+        Kind::U8 | Kind::U16 | Kind::U32 | Kind::U64 => read_integers(window, kind, count)?,
+        Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64 => read_integers(window, kind, count)?,
+    })
+}
+
+fn read_integers(window: &mut Window, kind: Kind, count: u64) -> Result<Array, Flaw> {
+    let mut narrow: Vec<i32> = Vec::with_capacity(reserved(count));
+    for index in 0..count {
+        let number = read_integer(window, kind)?;
+        if let Ok(number) = i32::try_from(number) {
+            narrow.push(number);
+            continue;
+        }
+        let mut wide: Vec<i64> = narrow.into_iter().map(i64::from).collect();
+        wide.push(number);
+        for _ in index + 1..count {
+            wide.push(read_integer(window, kind)?);
+        }
+        wide.shrink_to_fit();
+        return Ok(Array::I64(wide));
+    }
+    narrow.shrink_to_fit();
+    Ok(Array::I32(narrow))
+}
+
+fn read_integer(window: &mut Window, kind: Kind) -> Result<i64, Flaw> {
+    Ok(match kind {
+        Kind::U8 => window.u8()?.into(),
+        Kind::I8 => i64::from(window.u8()? as i8),
+        Kind::U16 => window.u16()?.into(),
+        Kind::I16 => i64::from(window.u16()? as i16),
+        Kind::U32 => window.u32()?.into(),
+        Kind::I32 => i64::from(window.u32()? as i32),
+        Kind::U64 => {
+            let number = window.u64()?;
+            i64::try_from(number).map_err(|_| {
+                Flaw::Bad(format!(
+                    "an array holds {number}, expected at most {}",
+                    i64::MAX
+                ))
+            })?
+        }
+        _ => window.u64()? as i64,
+    })
+}
+
+fn read_strings(window: &mut Window, count: u64) -> Result<StringTable, Flaw> {
+    let mut table = StringTable::default();
+    let mut string = Vec::new();
+    for _ in 0..count {
+        window.string(&mut string)?;
+        if !table.push(&string) {
+            return Err(Flaw::Bad("an array of strings over 4 GiB".to_owned()));
+        }
+    }
+    table.shrink_to_fit();
+    Ok(table)
+}
+
+fn skip_arrays(window: &mut Window, count: u64, depth: u32) -> Result<(), Flaw> {
+    if depth == 0 {
+        return Err(Flaw::Bad(format!(
+            "arrays nested deeper than {NESTING_MAX}, expected a flat array"
+        )));
+    }
+    for _ in 0..count {
+        let kind = Kind::read(window)?;
+        let inner = window.u64()?;
+        let bytes = window.expect_items(inner, kind.bytes_min())?;
+        match kind {
+            Kind::Array => skip_arrays(window, inner, depth - 1)?,
+            Kind::String => {
+                for _ in 0..inner {
+                    let length = window.u64()?;
+                    window.skip(length)?;
+                }
+            }
+            _ => window.skip(bytes)?,
+        }
+    }
+    Ok(())
+}
+
+/// The type of a metadata value.
+#[derive(Clone, Copy)]
+enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    String,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+impl Kind {
+    /// In the order of the ids in the file.
+    const ALL: [Self; 13] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::F32,
+        Self::Bool,
+        Self::String,
+        Self::Array,
+        Self::U64,
+        Self::I64,
+        Self::F64,
+    ];
+
+    fn read(window: &mut Window) -> Result<Self, Flaw> {
+        let id = window.u32()?;
+        let known = usize::try_from(id).ok().and_then(|id| Self::ALL.get(id));
+        known.copied().ok_or_else(|| {
+            Flaw::Bad(format!(
+                "value type {id}, expected 0 to {}",
+                Self::ALL.len() - 1
+            ))
+        })
+    }
+
+    /// The fewest bytes one value of this type takes in the file.
+    fn bytes_min(self) -> u64 {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 | Self::String => 8,
+            Self::Array => 12,
+        }
+    }
+}
+
+/// What went wrong, before it is known in which part of the header.
+enum Flaw {
+    Read { offset: u64, source: io::Error },
+    Ends { offset: u64, wanted: u64 },
+    Bad(String),
+}
+
+/// A window that moves over the file from front to back and leaves no page cache.
+struct Window {
+    path: PathBuf,
+    file: File,
+    identity: FileIdentity,
+    file_bytes: u64,
+    /// Where in the file the buffer begins.
+    buffer_start: u64,
+    buffer: Vec<u8>,
+    position: u64,
+}
+
+impl Window {
+    fn open(path: &Path) -> Result<Self, GgufError> {
+        let open_error = |source| GgufError::Open {
+            path: path.to_owned(),
+            source,
+        };
+        // Without O_NONBLOCK, opening a FIFO waits for a writer that may never come.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(path)
+            .map_err(open_error)?;
+        let found = file.metadata().map_err(open_error)?;
+        if let Some(kind) = irregular(found.file_type()) {
+            return Err(GgufError::NotAFile {
+                path: path.to_owned(),
+                found: kind,
+            });
+        }
+        if found.len() == 0 {
+            return Err(GgufError::Empty {
+                path: path.to_owned(),
+            });
+        }
+        // Advice only: the windows are sized by us, and readahead past the header
+        // would fill page cache that counts against the budget.
+        let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_RANDOM);
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            identity: FileIdentity::of(&found),
+            file_bytes: found.len(),
+            buffer_start: 0,
+            buffer: Vec::new(),
+            position: 0,
+        })
+    }
+
+    /// Runs `read` and puts file and place to what goes wrong in it.
+    fn at<T>(
+        &mut self,
+        place: &str,
+        read: impl FnOnce(&mut Self) -> Result<T, Flaw>,
+    ) -> Result<T, GgufError> {
+        read(self).map_err(|flaw| self.error(flaw, place))
+    }
+
+    fn error(&self, flaw: Flaw, place: &str) -> GgufError {
+        let path = self.path.clone();
+        match flaw {
+            Flaw::Read { offset, source } => GgufError::Read {
+                path,
+                offset,
+                source,
+            },
+            Flaw::Ends { offset, wanted } => GgufError::Truncated {
+                path,
+                file_bytes: self.file_bytes,
+                inside: place.to_owned(),
+                offset,
+                wanted,
+            },
+            Flaw::Bad(problem) => GgufError::Damaged {
+                path,
+                place: place.to_owned(),
+                problem,
+            },
+        }
+    }
+
+    /// Checks that `bytes` more bytes are in the file.
+    fn expect(&self, bytes: u64) -> Result<(), Flaw> {
+        if bytes > self.file_bytes - self.position {
+            return Err(Flaw::Ends {
+                offset: self.position,
+                wanted: bytes,
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks that `count` items of at least `bytes_each` can follow; returns the
+    /// bytes they take at least.
+    fn expect_items(&self, count: u64, bytes_each: u64) -> Result<u64, Flaw> {
+        let bytes = count.saturating_mul(bytes_each);
+        self.expect(bytes)?;
+        Ok(bytes)
+    }
+
+    fn skip(&mut self, bytes: u64) -> Result<(), Flaw> {
+        self.expect(bytes)?;
+        self.position += bytes;
+        Ok(())
+    }
+
+    fn fill(&mut self, mut target: &mut [u8]) -> Result<(), Flaw> {
+        self.expect(target.len() as u64)?;
+        while !target.is_empty() {
+            let available = self.available()?;
+            let taken = available.len().min(target.len());
+            target[..taken].copy_from_slice(&available[..taken]);
+            target = &mut target[taken..];
+            self.position += taken as u64;
+        }
+        Ok(())
+    }
+
+    /// Appends `bytes` bytes of the file to `target`.
+    fn append(&mut self, bytes: u64, target: &mut Vec<u8>) -> Result<(), Flaw> {
+        self.expect(bytes)?;
+        let end = self.position + bytes;
+        while self.position < end {
+            let left = end - self.position;
+            let available = self.available()?;
+            let taken = available.len().min(left as usize);
+            target.extend_from_slice(&available[..taken]);
+            self.position += taken as u64;
+        }
+        Ok(())
+    }
+
+    /// The buffered bytes at the position, at least one.
+    fn available(&mut self) -> Result<&[u8], Flaw> {
+        let buffered = self.buffer_start..self.buffer_start + self.buffer.len() as u64;
+        if !buffered.contains(&self.position) {
+            self.move_buffer()?;
+        }
+        Ok(&self.buffer[(self.position - self.buffer_start) as usize..])
+    }
+
+    fn move_buffer(&mut self) -> Result<(), Flaw> {
+        let start = self.position - self.position % WINDOW_BYTES as u64;
+        let wanted = (self.file_bytes - start).min(WINDOW_BYTES as u64) as usize;
+        self.buffer.resize(wanted, 0);
+        self.buffer_start = start;
+        let result = self.file.read_exact_at(&mut self.buffer, start);
+        let _ = posix_fadvise(
+            &self.file,
+            start as libc::off_t,
+            WINDOW_BYTES as libc::off_t,
+            PosixFadviseAdvice::POSIX_FADV_DONTNEED,
+        );
+        result.map_err(|source| {
+            self.buffer.clear();
+            Flaw::Read {
+                offset: start,
+                source,
+            }
+        })
+    }
+
+    fn u8(&mut self) -> Result<u8, Flaw> {
+        self.number().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Flaw> {
+        self.number().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Flaw> {
+        self.number().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Flaw> {
+        self.number().map(u64::from_le_bytes)
+    }
+
+    fn number<const BYTES: usize>(&mut self) -> Result<[u8; BYTES], Flaw> {
+        let mut bytes = [0; BYTES];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn bool(&mut self) -> Result<bool, Flaw> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            found => Err(Flaw::Bad(format!("boolean {found}, expected 0 or 1"))),
+        }
+    }
+
+    /// Reads a string into `target`, replacing what it holds.
+    fn string(&mut self, target: &mut Vec<u8>) -> Result<(), Flaw> {
+        target.clear();
+        let bytes = self.u64()?;
+        self.append(bytes, target)
+    }
+
+    /// Reads the name of a key or tensor.
+    fn name(&mut self) -> Result<String, Flaw> {
+        let bytes = self.u64()?;
+        if !(1..=NAME_BYTES_MAX).contains(&bytes) {
+            self.expect(bytes)?;
+            return Err(Flaw::Bad(format!(
+                "a name of {bytes} bytes, expected 1 to {NAME_BYTES_MAX}"
+            )));
+        }
+        let mut name = Vec::new();
+        self.append(bytes, &mut name)?;
+        name.shrink_to_fit();
+        String::from_utf8(name)
+            .map_err(|error| Flaw::Bad(format!("name {} is not UTF-8", quote(error.as_bytes()))))
+    }
+
+    fn list<T>(
+        &mut self,
+        count: u64,
+        mut read: impl FnMut(&mut Self) -> Result<T, Flaw>,
+    ) -> Result<Vec<T>, Flaw> {
+        let mut list = Vec::with_capacity(reserved(count));
+        for _ in 0..count {
+            list.push(read(self)?);
+        }
+        list.shrink_to_fit();
+        Ok(list)
+    }
+}
+
+/// Elements to reserve for a checked count.
+fn reserved(count: u64) -> usize {
+    count.min(RESERVED_ELEMENTS as u64) as usize
+}
+
+fn irregular(file_type: std::fs::FileType) -> Option<&'static str> {
+    if file_type.is_file() {
+        return None;
+    }
+    Some(if file_type.is_dir() {
+        "a directory"
+    } else if file_type.is_fifo() {
+        "a FIFO"
+    } else if file_type.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    })
+}
