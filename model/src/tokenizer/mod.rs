@@ -22,9 +22,9 @@ mod vocabulary;
 use emel_loader::gguf::{Metadata, MetadataError};
 
 use byte_pair::BytePair;
-use pre_tokenizer::character_boundary;
 pub use detokenizer::Detokenizer;
 pub use error::{TokenizerError, TokenizerWarning};
+use pre_tokenizer::character_boundary;
 use roles::{RoleDefaults, Roles};
 use sentence_piece::{ESCAPED_SPACE, SentencePiece};
 use special::{Fragment, SpecialTokens};

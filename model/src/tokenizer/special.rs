@@ -123,7 +123,7 @@ impl SpecialTokens {
     fn space_after(&self, token: u32, text: &[u8], taken: &[bool]) -> usize {
         match &self.keeps_space {
             Some(keeping) if !keeping.contains(&token) => {
-                let is_space = |&byte: &u8| matches!(byte, b' ' | b'	'..=b'');
+                let is_space = |&byte: &u8| matches!(byte, b' ' | b'\t'..=b'\r');
                 let free = text.iter().zip(taken).take_while(|&(_, &taken)| !taken);
                 free.take_while(|&(byte, _)| is_space(byte)).count()
             }
