@@ -1,3 +1,5 @@
 //! What tensors mean: architectures, KV cache, tokenizers and samplers.
 
 #![forbid(unsafe_code)]
+
+pub mod tokenizer;

@@ -1,0 +1,117 @@
+//! What the hot calls allocate (nothing), and whether a tokenizer holds as much as
+//! it says. One test, because the counters are the process's.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use emel_loader::gguf::{Array, Metadata, StringTable, Value};
+use emel_model::tokenizer::{DecodeOptions, Detokenizer, EncodeOptions, Tokenizer};
+
+struct Counting;
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        HELD_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are the system allocator's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn calls() -> usize {
+    CALLS.load(Ordering::Relaxed)
+}
+
+fn held_bytes() -> usize {
+    HELD_BYTES.load(Ordering::Relaxed)
+}
+
+fn metadata(model: &str, pre: &str) -> Metadata {
+    let mut metadata = Metadata::default();
+    let mut tokens = StringTable::default();
+    let mut merges = StringTable::default();
+    for byte in 0..=255u8 {
+        let spelt = format!("<0x{byte:02X}>");
+        tokens.push(spelt.as_bytes());
+    }
+    for id in 0..60_000 {
+        tokens.push(format!("word{id}").as_bytes());
+    }
+    merges.push(b"word1 word2");
+    let count = tokens.len();
+    let mut kinds = vec![6; 256];
+    kinds.resize(count, 1);
+    let string = |text: &str| Value::String(text.into());
+    let entries = [
+        ("tokenizer.ggml.model", string(model)),
+        ("tokenizer.ggml.pre", string(pre)),
+        ("tokenizer.ggml.tokens", Value::Array(Array::String(tokens))),
+        ("tokenizer.ggml.merges", Value::Array(Array::String(merges))),
+        ("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds))),
+        (
+            "tokenizer.ggml.scores",
+            Value::Array(Array::F32(vec![0.0; count])),
+        ),
+    ];
+    for (key, value) in entries {
+        metadata.insert(key.to_owned(), value);
+    }
+    metadata
+}
+
+#[test]
+fn hot_calls_allocate_nothing_and_tokenizers_hold_what_they_say() {
+    for pre in [
+        "default",
+        "smollm",
+        "llama-bpe",
+        "qwen2",
+        "gpt-4o",
+        "tekken",
+    ] {
+        check_heap_bytes("gpt2", pre);
+    }
+    check_heap_bytes("llama", "default");
+    check_detokenizer();
+}
+
+fn check_heap_bytes(model: &str, pre: &str) {
+    let before = held_bytes();
+    let tokenizer = Tokenizer::from_metadata(&mut metadata(model, pre)).unwrap();
+    let text = "Hello, 123 wörld! 日本語 😀 don't\n\n x  \t y Привет ";
+    for repeats in [1, 1000, 2000] {
+        tokenizer.encode(&text.repeat(repeats), EncodeOptions::default());
+    }
+    let held = held_bytes() - before;
+    let said = tokenizer.heap_bytes();
+    println!("{model} {pre}: says {said} bytes, holds {held}");
+    assert!(held <= said, "{model} {pre}: says {said}, holds {held}");
+    assert!(
+        said <= held + (1 << 20),
+        "{model} {pre}: says {said}, holds {held}"
+    );
+}
+
+fn check_detokenizer() {
+    let tokenizer = Tokenizer::from_metadata(&mut metadata("llama", "default")).unwrap();
+    let mut detokenizer = Detokenizer::new(&tokenizer, DecodeOptions::default());
+    let before = calls();
+    for id in (0..60_256).chain(0..256).chain((0..256).rev()) {
+        detokenizer.push(&tokenizer, id);
+    }
+    detokenizer.finish();
+    assert_eq!(calls(), before);
+}
