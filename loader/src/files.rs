@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use crate::arena::PAGE_BYTES;
+use crate::arena::{Arena, PAGE_BYTES};
+use crate::gguf::Extent;
+use crate::reader::{Progress, ReadError};
 
 /// Why the model's files cannot be opened for streaming.
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +164,33 @@ impl OpenFiles {
     /// The files in order.
     pub fn iter(&self) -> impl Iterator<Item = &OpenFile> {
         self.files.iter()
+    }
+
+    /// The bytes of a small extent, read at once and kept out of the page cache.
+    ///
+    /// # Errors
+    /// When the read fails or the file has become shorter.
+    pub fn read(&self, extent: &Extent) -> Result<Vec<u8>, ReadError> {
+        let file = self.get(extent.file);
+        let window = file.window(extent.offset, extent.bytes as usize);
+        let failed = |message: String| ReadError::Failed {
+            path: file.path.clone(),
+            offset: extent.offset,
+            wanted: extent.bytes as usize,
+            message,
+        };
+        let arena = Arena::new(window.bytes).map_err(|error| failed(error.to_string()))?;
+        let mut buffer = arena.buffer(0, window.bytes, None);
+        let mut progress = Progress::new(file, extent);
+        loop {
+            let (range, offset) = progress.remaining();
+            let outcome = file.file.read_at(&mut buffer.as_mut_slice()[range], offset);
+            if progress.record(file, outcome)? {
+                file.drop_cached(window);
+                let bytes = &buffer.as_mut_slice()[window.skip..][..extent.bytes as usize];
+                return Ok(bytes.to_vec());
+            }
+        }
     }
 
     /// Whether every file is read with O_DIRECT.

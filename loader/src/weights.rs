@@ -201,8 +201,7 @@ impl Weights {
                         // SAFETY: the slot is held until it is given back below.
                         step(index, unsafe { view.slice() });
                         self.table.give_back(slot);
-                        self.reader
-                            .release(extent.file, extent.offset, extent.bytes as usize);
+                        self.reader.release(&extent);
                     }
                     Err(error) => outcome = Err(error),
                 }
@@ -379,18 +378,14 @@ impl Weights {
 
     fn submit(&self, slot: usize, extent: Extent, buffer: Option<SlotBuffer>) {
         self.reader.submit(ReadRequest {
-            file: extent.file,
-            offset: extent.offset,
-            bytes: extent.bytes as usize,
+            extent,
             buffer,
             completion: self.table.begin(slot),
         });
     }
 
     fn release(&self, unit: usize) {
-        let extent = &self.units[unit].extent;
-        self.reader
-            .release(extent.file, extent.offset, extent.bytes as usize);
+        self.reader.release(&self.units[unit].extent);
     }
 }
 

@@ -161,7 +161,8 @@ impl Keys<'_> {
 
     fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {
         let name = self.name("rope.scaling.type");
-        let factor = self.positive("rope.scaling.factor", 1.0)?;
+        let positive = |suffix, default| self.positive(suffix, default).map(f64::from);
+        let factor = positive("rope.scaling.factor", 1.0)?;
         match self.metadata.str(&name)?.unwrap_or("none") {
             "none" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor }),
@@ -171,9 +172,9 @@ impl Keys<'_> {
                     factor,
                     original_context: original,
                     ext_factor: 1.0,
-                    attn_factor: self.positive("rope.scaling.attn_factor", 1.0)?,
-                    beta_fast: self.positive("rope.scaling.yarn_beta_fast", 32.0)?,
-                    beta_slow: self.positive("rope.scaling.yarn_beta_slow", 1.0)?,
+                    attn_factor: positive("rope.scaling.attn_factor", 1.0)?,
+                    beta_fast: positive("rope.scaling.yarn_beta_fast", 32.0)?,
+                    beta_slow: positive("rope.scaling.yarn_beta_slow", 1.0)?,
                 })
             }
             other => Err(ModelError::Feature {

@@ -2,4 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+mod activations;
+pub mod arch;
+pub mod error;
+pub mod forward;
+pub mod hyperparameters;
+pub mod kv_cache;
+pub mod program;
+pub mod schedule;
 pub mod tokenizer;

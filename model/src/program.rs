@@ -29,10 +29,12 @@ pub enum Buffer {
     Attended,
     /// A block's contribution before it joins the residual stream.
     Branch,
-    /// The gate of a feed-forward network, then its gated activations.
+    /// The gate of a feed-forward network.
     Gate,
-    /// The other half of a gated feed-forward network.
+    /// What the gate lets through or not.
     Up,
+    /// What it has let through.
+    Gated,
     /// A score for each token of the vocabulary.
     Logits,
 }
@@ -52,7 +54,7 @@ pub enum Activation {
 /// One operation. Sizes are those of a single token.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// RMS norm of every run of `width` values: x / √(mean(x²) + ε) · weight.
+    /// RMS norm of every run of values as long as the weight: x / √(mean(x²) + ε) · weight.
     Norm {
         /// What is normed.
         input: Buffer,
@@ -60,8 +62,6 @@ pub enum Op {
         output: Buffer,
         /// Index of the resident weight.
         weight: usize,
-        /// Values normed together.
-        width: usize,
     },
     /// output = matrix · input.
     Linear {
@@ -98,7 +98,7 @@ pub enum Op {
         /// Positions looked back on, itself included.
         window: Option<usize>,
     },
-    /// gate = activation(gate) · up.
+    /// gated = activation(gate) · up.
     Gated {
         /// The activation function.
         activation: Activation,
@@ -203,10 +203,7 @@ impl<'a> ProgramBuilder<'a> {
     ///
     /// # Errors
     /// When the embedding is missing or does not fit the hyperparameters.
-    pub fn new(
-        catalog: &'a Catalog,
-        hyperparameters: Hyperparameters,
-    ) -> Result<Self, ModelError> {
+    pub fn new(catalog: &'a Catalog, hyperparameters: Hyperparameters) -> Result<Self, ModelError> {
         let (embedding, tensor) = find(catalog, "token_embd.weight")?;
         let rows = tensor.rows() as usize;
         let shape = checked_shape(tensor, hyperparameters.width, rows)?;
@@ -262,7 +259,6 @@ impl<'a> ProgramBuilder<'a> {
             input,
             output,
             weight,
-            width,
         });
         Ok(())
     }
@@ -282,7 +278,6 @@ impl<'a> ProgramBuilder<'a> {
             input: buffer,
             output: buffer,
             weight,
-            width,
         });
         Ok(())
     }
@@ -308,6 +303,54 @@ impl<'a> ProgramBuilder<'a> {
             });
         }
         Ok(())
+    }
+
+    /// Rotates the heads of queries and keys.
+    pub fn rope(&mut self, rotation: usize) {
+        let Hyperparameters {
+            heads, kv_heads, ..
+        } = self.program.hyperparameters;
+        for (buffer, heads) in [(Buffer::Query, heads), (Buffer::Key, kv_heads)] {
+            self.push(Op::Rope {
+                buffer,
+                heads,
+                rotation,
+            });
+        }
+    }
+
+    /// Attention of the queries over the layer's keys and values.
+    pub fn attention(&mut self, scale: f32, window: Option<usize>) {
+        let shape = &self.program.hyperparameters;
+        self.widen(Buffer::Attended, shape.heads * shape.value_width);
+        self.push(Op::Attention {
+            layer: self.layer,
+            scale,
+            window,
+        });
+    }
+
+    /// The gated feed-forward network `down · (activation(gate · x) ⊙ (up · x))` of the
+    /// normed stream (Shazeer, 2020), into the branch.
+    ///
+    /// # Errors
+    /// When one of its matrices is missing or of another size.
+    pub fn gated_feed_forward(
+        &mut self,
+        names: [&str; 3],
+        activation: Activation,
+    ) -> Result<(), ModelError> {
+        let Hyperparameters {
+            feed_forward,
+            width,
+            ..
+        } = self.program.hyperparameters;
+        let [gate, up, down] = names;
+        self.linear(gate, feed_forward, Buffer::Normed, Buffer::Gate)?;
+        self.linear(up, feed_forward, Buffer::Normed, Buffer::Up)?;
+        self.widen(Buffer::Gated, feed_forward);
+        self.push(Op::Gated { activation });
+        self.linear(down, width, Buffer::Gated, Buffer::Branch)
     }
 
     /// Declares a rotary embedding; `factors` names an optional tensor that divides its
@@ -357,10 +400,14 @@ impl<'a> ProgramBuilder<'a> {
         self.matrix(name, vocabulary, Buffer::Normed, Buffer::Logits)
     }
 
-    /// Reserves a width for a buffer that an operation writes by itself.
-    pub fn widen(&mut self, buffer: Buffer, width: usize) {
+    /// Says how wide a buffer is that the next operation writes.
+    fn widen(&mut self, buffer: Buffer, width: usize) {
         let current = &mut self.program.widths[buffer as usize];
-        *current = (*current).max(width);
+        assert!(
+            *current == 0 || *current == width,
+            "{buffer:?} has one width throughout a model"
+        );
+        *current = width;
     }
 
     fn matrix(
@@ -394,7 +441,11 @@ impl<'a> ProgramBuilder<'a> {
             return Err(wrong_shape(tensor, length, 1));
         }
         checked_format(tensor)?;
-        let known = self.program.resident.iter().position(|&known| known == index);
+        let known = self
+            .program
+            .resident
+            .iter()
+            .position(|&known| known == index);
         Ok(known.unwrap_or_else(|| {
             self.program.resident.push(index);
             self.program.resident.len() - 1
@@ -417,11 +468,7 @@ fn find<'a>(catalog: &'a Catalog, name: &str) -> Result<(usize, &'a Tensor), Mod
         })
 }
 
-fn checked_shape(
-    tensor: &Tensor,
-    columns: usize,
-    rows: usize,
-) -> Result<MatrixShape, ModelError> {
+fn checked_shape(tensor: &Tensor, columns: usize, rows: usize) -> Result<MatrixShape, ModelError> {
     if tensor.columns() != columns as u64 || tensor.rows() != rows as u64 {
         return Err(wrong_shape(tensor, columns, rows));
     }

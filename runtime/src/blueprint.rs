@@ -111,7 +111,10 @@ impl Blueprint {
             }
         })?;
         if tokenizer.vocabulary_size() > program.vocabulary() {
-            return Err(Error::model(path, vocabulary_mismatch(&program, &tokenizer)));
+            return Err(Error::model(
+                path,
+                vocabulary_mismatch(&program, &tokenizer),
+            ));
         }
         let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
         let draft = Draft {
@@ -121,14 +124,15 @@ impl Blueprint {
             tokenizer_bytes: tokenizer.heap_bytes() as u64,
             budget_bytes,
         };
-        let (plan, shape) = draft.plan().map_err(|(needed_bytes, context)| {
-            Error::BudgetTooSmall {
-                path: path.to_owned(),
-                budget_bytes,
-                needed_bytes,
-                context,
-            }
-        })?;
+        let (plan, shape) =
+            draft
+                .plan()
+                .map_err(|(needed_bytes, context)| Error::BudgetTooSmall {
+                    path: path.to_owned(),
+                    budget_bytes,
+                    needed_bytes,
+                    context,
+                })?;
         let mut notices = draft.notices(&shape);
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         Ok(Self {
@@ -171,17 +175,12 @@ fn check(settings: &Settings) -> Result<(), Error> {
     };
     match (settings.threads, settings.context) {
         (threads @ (0 | 1025..), _) => refuse("-t", threads, "1 to 1024 threads"),
-        (_, Some(context @ (0 | 0x1000_0001..))) => {
-            refuse("-c", context, "1 to 268435456 tokens")
-        }
+        (_, Some(context @ (0 | 0x1000_0001..))) => refuse("-c", context, "1 to 268435456 tokens"),
         _ => Ok(()),
     }
 }
 
-fn vocabulary_mismatch(
-    program: &Program,
-    tokenizer: &Tokenizer,
-) -> emel_model::error::ModelError {
+fn vocabulary_mismatch(program: &Program, tokenizer: &Tokenizer) -> emel_model::error::ModelError {
     emel_model::error::ModelError::Shape {
         name: "token_embd.weight".to_owned(),
         found: format!("{} rows", program.vocabulary()),

@@ -26,7 +26,9 @@ pub enum RamBudget {
 #[non_exhaustive]
 pub enum BudgetError {
     /// The text is no size.
-    #[error("`{found}` is not a memory size; write bytes, 512M, 8G (powers of 1024) or 60% (of the model file)")]
+    #[error(
+        "`{found}` is not a memory size; write bytes, 512M, 8G (powers of 1024) or 60% (of the model file)"
+    )]
     Syntax {
         /// The text.
         found: String,
@@ -97,7 +99,8 @@ fn parse_size(text: &str) -> Option<u64> {
         "T" | "TB" | "TIB" => 40,
         _ => return None,
     };
-    let bytes = number.parse::<f64>().ok()? * f64::from(1_u32 << shift.min(30))
+    let bytes = number.parse::<f64>().ok()?
+        * f64::from(1_u32 << shift.min(30))
         * if shift == 40 { 1024.0 } else { 1.0 };
     (bytes >= 1.0 && bytes < 2_f64.powi(63)).then_some(bytes as u64)
 }
@@ -140,7 +143,19 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "G", "-1G", "8X", "0", "0%", "-5%", "1..2M", "nan%", "1e3M", "99999999999T"] {
+        for text in [
+            "",
+            "G",
+            "-1G",
+            "8X",
+            "0",
+            "0%",
+            "-5%",
+            "1..2M",
+            "nan%",
+            "1e3M",
+            "99999999999T",
+        ] {
             assert!(text.parse::<RamBudget>().is_err(), "{text}");
         }
     }

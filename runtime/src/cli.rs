@@ -25,7 +25,12 @@ pub struct ModelOptions {
 
     /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file
     /// [default: 85% of what the machine and the cgroup leave]
-    #[arg(long, value_name = "SIZE", default_value = "auto", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "auto",
+        hide_default_value = true
+    )]
     pub ram_budget: RamBudget,
 
     /// Threads that compute [default: one for each processor]

@@ -168,11 +168,10 @@ impl Engine {
 }
 
 /// Prompts get BOS as the file says, and special tokens in them are recognised.
-const ENCODE_PROMPT: emel_model::tokenizer::EncodeOptions =
-    emel_model::tokenizer::EncodeOptions {
-        add_special: true,
-        parse_special: true,
-    };
+const ENCODE_PROMPT: emel_model::tokenizer::EncodeOptions = emel_model::tokenizer::EncodeOptions {
+    add_special: true,
+    parse_special: true,
+};
 
 impl Drop for Shared {
     fn drop(&mut self) {

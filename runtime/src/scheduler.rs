@@ -84,7 +84,13 @@ async fn build(
         Io::Auto if blueprint.plan.is_mapped => Backend::Mmap,
         Io::Auto => Backend::Uring,
     };
-    let paths = || blueprint.catalog.files().iter().map(|file| file.path.as_path());
+    let paths = || {
+        blueprint
+            .catalog
+            .files()
+            .iter()
+            .map(|file| file.path.as_path())
+    };
     let files = Arc::new(OpenFiles::open(paths(), backend.needs_buffers())?);
     let mut built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
     if let (Err(Error::Weights { source, .. }), Io::Auto) = (&built, blueprint.settings.io)
@@ -415,4 +421,3 @@ fn peak_memory_bytes() -> u64 {
         .or_else(|| memory::peak_bytes().ok())
         .unwrap_or(0)
 }
-

@@ -16,6 +16,7 @@ use memmap2::{Advice, Mmap, UncheckedAdvice};
 use super::{Backend, ReadError, ReadRequest, Reader};
 use crate::arena::{PAGE_BYTES, View};
 use crate::files::{OpenFiles, Window};
+use crate::gguf::Extent;
 
 /// One thread faults pages in while another may wait for the drive.
 const THREADS_MAX: usize = 2;
@@ -71,14 +72,14 @@ impl Reader for MmapReader {
     }
 
     fn submit(&self, request: ReadRequest) {
-        self.maps.will_need(&request);
+        self.maps.will_need(&request.extent);
         if let Some(requests) = &self.requests {
             let _ = requests.send(request);
         }
     }
 
-    fn release(&self, file: usize, offset: u64, bytes: usize) {
-        self.maps.do_not_need(file, offset, bytes);
+    fn release(&self, extent: &Extent) {
+        self.maps.do_not_need(extent);
     }
 }
 
@@ -93,8 +94,10 @@ impl Drop for MmapReader {
 
 fn serve(maps: &Maps, requests: &Receiver<ReadRequest>) {
     for request in requests {
-        match maps.fault_in(&request) {
-            Ok(view) => request.completion.succeed(view, request.bytes),
+        match maps.fault_in(&request.extent) {
+            Ok(view) => request
+                .completion
+                .succeed(view, request.extent.bytes as usize),
             Err(error) => request.completion.fail(error),
         }
     }
@@ -102,11 +105,11 @@ fn serve(maps: &Maps, requests: &Receiver<ReadRequest>) {
 
 impl Maps {
     /// Rounded outward: a page that is half wanted is wanted.
-    fn will_need(&self, request: &ReadRequest) {
-        let Some(map) = &self.maps[request.file] else {
+    fn will_need(&self, extent: &Extent) {
+        let Some(map) = &self.maps[extent.file] else {
             return;
         };
-        let pages = Window::around(request.offset, request.bytes, PAGE_BYTES);
+        let pages = Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES);
         let end = (pages.offset as usize + pages.bytes).min(map.len());
         if let Some(length) = end.checked_sub(pages.offset as usize) {
             let _ = map.advise_range(Advice::WillNeed, pages.offset as usize, length);
@@ -114,12 +117,12 @@ impl Maps {
     }
 
     /// Rounded inward: a page that is shared with a neighbour stays.
-    fn do_not_need(&self, file: usize, offset: u64, bytes: usize) {
-        let Some(map) = &self.maps[file] else {
+    fn do_not_need(&self, extent: &Extent) {
+        let Some(map) = &self.maps[extent.file] else {
             return;
         };
-        let start = (offset as usize).next_multiple_of(PAGE_BYTES);
-        let end = (offset as usize + bytes).min(map.len());
+        let start = (extent.offset as usize).next_multiple_of(PAGE_BYTES);
+        let end = ((extent.offset + extent.bytes) as usize).min(map.len());
         let end = end - end % PAGE_BYTES;
         if start >= end {
             return;
@@ -128,30 +131,31 @@ impl Maps {
         // read from the file again when they are touched.
         let _ =
             unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
-        self.files.get(file).drop_cached(Window {
+        self.files.get(extent.file).drop_cached(Window {
             offset: start as u64,
             bytes: end - start,
             skip: 0,
         });
     }
 
-    fn fault_in(&self, request: &ReadRequest) -> Result<View, ReadError> {
-        let file = self.files.get(request.file);
+    fn fault_in(&self, extent: &Extent) -> Result<View, ReadError> {
+        let wanted = extent.bytes as usize;
+        let file = self.files.get(extent.file);
         let failed = |got: usize| ReadError::Short {
             path: file.path().to_owned(),
-            offset: request.offset,
-            wanted: request.bytes,
+            offset: extent.offset,
+            wanted,
             got,
         };
-        let map = self.maps[request.file].as_ref().ok_or_else(|| failed(0))?;
+        let map = self.maps[extent.file].as_ref().ok_or_else(|| failed(0))?;
         // The length now, not when it was mapped: past it, access is a SIGBUS.
         let file_bytes = file.file().metadata().map_or(0, |status| status.len());
-        let start = request.offset as usize;
+        let start = extent.offset as usize;
         let available = (file_bytes.min(map.len() as u64) as usize).saturating_sub(start);
-        if available < request.bytes {
+        if available < wanted {
             return Err(failed(available));
         }
-        let bytes = &map[start..start + request.bytes];
+        let bytes = &map[start..start + wanted];
         for page in bytes.chunks(PAGE_BYTES) {
             std::hint::black_box(page[0]);
         }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::arena::SlotBuffer;
 use crate::files::{OpenFile, OpenFiles, Window};
+use crate::gguf::Extent;
 use crate::slots::Completion;
 
 /// Why a read failed.
@@ -84,15 +85,11 @@ impl Backend {
     }
 }
 
-/// One read: `bytes` at `offset` of a file.
+/// One read.
 #[derive(Debug)]
 pub struct ReadRequest {
-    /// Index of the file.
-    pub file: usize,
-    /// File offset of the wanted bytes, of any alignment.
-    pub offset: u64,
-    /// Number of wanted bytes, at least one.
-    pub bytes: usize,
+    /// The wanted bytes, at an offset of any alignment.
+    pub extent: Extent,
     /// Where they go; `None` for a reader that needs no buffers.
     pub buffer: Option<SlotBuffer>,
     /// How the outcome is reported.
@@ -108,7 +105,7 @@ pub trait Reader: Send {
     fn submit(&self, request: ReadRequest);
 
     /// Says that the bytes of a finished read are no longer needed.
-    fn release(&self, _file: usize, _offset: u64, _bytes: usize) {}
+    fn release(&self, _extent: &Extent) {}
 
     /// Whether the kernel knows the slot buffers beforehand.
     fn has_registered_buffers(&self) -> bool {
@@ -137,7 +134,7 @@ pub fn open(
 
 /// How far a read into a buffer has come.
 #[derive(Debug)]
-struct Progress {
+pub(crate) struct Progress {
     window: Window,
     alignment: usize,
     wanted: usize,
@@ -149,18 +146,18 @@ struct Progress {
 const RETRIES_MAX: u32 = 100;
 
 impl Progress {
-    fn new(file: &OpenFile, request: &ReadRequest) -> Self {
+    pub(crate) fn new(file: &OpenFile, extent: &Extent) -> Self {
         Self {
-            window: file.window(request.offset, request.bytes),
+            window: file.window(extent.offset, extent.bytes as usize),
             alignment: file.alignment(),
-            wanted: request.bytes,
+            wanted: extent.bytes as usize,
             filled: 0,
             retries: 0,
         }
     }
 
     /// The part of the buffer still to be read into, and its place in the file.
-    fn remaining(&self) -> (Range<usize>, u64) {
+    pub(crate) fn remaining(&self) -> (Range<usize>, u64) {
         // A direct read must go on from an aligned place; the bytes after it come again.
         let start = self.filled - self.filled % self.alignment;
         (start..self.window.bytes, self.window.offset + start as u64)
@@ -168,7 +165,11 @@ impl Progress {
 
     /// Takes the outcome of reading [`Progress::remaining`]; `true` when the wanted
     /// bytes are there.
-    fn record(&mut self, file: &OpenFile, outcome: io::Result<usize>) -> Result<bool, ReadError> {
+    pub(crate) fn record(
+        &mut self,
+        file: &OpenFile,
+        outcome: io::Result<usize>,
+    ) -> Result<bool, ReadError> {
         let offset = self.window.offset + self.window.skip as u64;
         match outcome {
             Ok(count) => {

@@ -67,8 +67,8 @@ fn serve(files: &OpenFiles, requests: &Receiver<ReadRequest>) {
 }
 
 fn read(files: &OpenFiles, mut request: ReadRequest) {
-    let file = files.get(request.file);
-    let mut progress = Progress::new(file, &request);
+    let file = files.get(request.extent.file);
+    let mut progress = Progress::new(file, &request.extent);
     let mut buffer = request
         .buffer
         .take()
@@ -82,7 +82,7 @@ fn read(files: &OpenFiles, mut request: ReadRequest) {
             Ok(false) => {}
             Ok(true) => {
                 file.drop_cached(progress.window);
-                let view = buffer.into_view(progress.window.skip, request.bytes);
+                let view = buffer.into_view(progress.window.skip, request.extent.bytes as usize);
                 return request.completion.succeed(view, progress.filled);
             }
             Err(error) => return request.completion.fail(error),

@@ -189,8 +189,10 @@ impl Lane {
         };
         match outcome {
             Ok(progress) => {
-                self.files.get(request.file).drop_cached(progress.window);
-                let view = buffer.into_view(progress.window.skip, request.bytes);
+                self.files
+                    .get(request.extent.file)
+                    .drop_cached(progress.window);
+                let view = buffer.into_view(progress.window.skip, request.extent.bytes as usize);
                 request.completion.succeed(view, progress.filled);
             }
             Err(error) => request.completion.fail(error),
@@ -202,11 +204,11 @@ impl Lane {
         request: &ReadRequest,
         mut buffer: SlotBuffer,
     ) -> (Result<Progress, ReadError>, SlotBuffer) {
-        let file = self.files.get(request.file);
-        let mut progress = Progress::new(file, request);
+        let file = self.files.get(request.extent.file);
+        let mut progress = Progress::new(file, &request.extent);
         loop {
             let (range, offset) = progress.remaining();
-            let (outcome, part) = self.handles[request.file]
+            let (outcome, part) = self.handles[request.extent.file]
                 .read_at(buffer.slice(range), offset)
                 .await;
             buffer = part.into_inner();
@@ -223,11 +225,11 @@ impl Lane {
         request: &ReadRequest,
         mut buffer: tokio_uring::buf::fixed::FixedBuf,
     ) -> Result<Progress, ReadError> {
-        let file = self.files.get(request.file);
-        let mut progress = Progress::new(file, request);
+        let file = self.files.get(request.extent.file);
+        let mut progress = Progress::new(file, &request.extent);
         loop {
             let (range, offset) = progress.remaining();
-            let (outcome, part) = self.handles[request.file]
+            let (outcome, part) = self.handles[request.extent.file]
                 .read_fixed_at(buffer.slice(range), offset)
                 .await;
             buffer = part.into_inner();

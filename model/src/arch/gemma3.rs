@@ -6,7 +6,7 @@ use emel_kernels::{RopeScaling, RopeStyle};
 
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
-use crate::program::Buffer::{Attended, Branch, Gate, Key, Normed, Query, Residual, Up, Value};
+use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual, Value};
 use crate::program::{Activation, Op, ProgramBuilder};
 
 /// Every sixth layer looks at all positions.
@@ -23,7 +23,7 @@ pub(super) fn describe(
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
     let halves = RopeStyle::Halves;
-    let global = model.rotation(halves, shape.rope_base, shape.rope_scaling.clone(), "")?;
+    let global = model.rotation(halves, shape.rope_base, shape.rope_scaling, "")?;
     let local = model.rotation(halves, LOCAL_ROPE_BASE, RopeScaling::None, "")?;
     let (heads, kv_heads) = (shape.heads, shape.kv_heads);
     let score_width = if shape.layers == LAYERS_27B {
@@ -48,33 +48,18 @@ pub(super) fn describe(
         model.linear(&name("attn_v"), kv_heads * shape.value_width, Normed, Value)?;
         model.norm_heads(&name("attn_q_norm.weight"), Query, shape.key_width)?;
         model.norm_heads(&name("attn_k_norm.weight"), Key, shape.key_width)?;
-        model.push(Op::Rope {
-            buffer: Query,
-            heads,
-            rotation,
-        });
-        model.push(Op::Rope {
-            buffer: Key,
-            heads: kv_heads,
-            rotation,
-        });
-        model.widen(Attended, heads * shape.value_width);
-        model.push(Op::Attention {
-            layer,
-            scale: 1.0 / (score_width as f32).sqrt(),
-            window: shape.sliding_window.filter(|_| !is_global),
-        });
+        model.rope(rotation);
+        let window = shape.sliding_window.filter(|_| !is_global);
+        model.attention(1.0 / (score_width as f32).sqrt(), window);
         model.linear(&name("attn_output"), shape.width, Attended, Branch)?;
         model.norm(&name("post_attention_norm.weight"), Branch, Branch)?;
         model.push(Op::Add);
 
         model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
-        model.linear(&name("ffn_gate"), shape.feed_forward, Normed, Gate)?;
-        model.linear(&name("ffn_up"), shape.feed_forward, Normed, Up)?;
-        model.push(Op::Gated {
-            activation: Activation::Gelu,
-        });
-        model.linear(&name("ffn_down"), shape.width, Gate, Branch)?;
+        model.gated_feed_forward(
+            [&name("ffn_gate"), &name("ffn_up"), &name("ffn_down")],
+            Activation::Gelu,
+        )?;
         model.norm(&name("post_ffw_norm.weight"), Branch, Branch)?;
         model.push(Op::Add);
     }

@@ -6,7 +6,7 @@ use emel_kernels::RopeStyle;
 
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
-use crate::program::Buffer::{Attended, Branch, Gate, Key, Normed, Query, Residual, Up, Value};
+use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual, Value};
 use crate::program::{Activation, Op, ProgramBuilder};
 
 pub(super) fn describe(
@@ -23,11 +23,10 @@ pub(super) fn describe(
     let rotation = model.rotation(
         RopeStyle::Interleaved,
         shape.rope_base,
-        shape.rope_scaling.clone(),
+        shape.rope_scaling,
         "rope_freqs.weight",
     )?;
     let (heads, kv_heads) = (shape.heads, shape.kv_heads);
-    let gathered = heads * shape.value_width;
 
     for layer in 0..shape.layers {
         let name = |part: &str| format!("blk.{layer}.{part}");
@@ -37,32 +36,16 @@ pub(super) fn describe(
         model.linear(&name("attn_q"), heads * shape.key_width, Normed, Query)?;
         model.linear(&name("attn_k"), kv_heads * shape.key_width, Normed, Key)?;
         model.linear(&name("attn_v"), kv_heads * shape.value_width, Normed, Value)?;
-        model.push(Op::Rope {
-            buffer: Query,
-            heads,
-            rotation,
-        });
-        model.push(Op::Rope {
-            buffer: Key,
-            heads: kv_heads,
-            rotation,
-        });
-        model.widen(Attended, gathered);
-        model.push(Op::Attention {
-            layer,
-            scale: 1.0 / (shape.key_width as f32).sqrt(),
-            window: None,
-        });
+        model.rope(rotation);
+        model.attention(1.0 / (shape.key_width as f32).sqrt(), None);
         model.linear(&name("attn_output"), shape.width, Attended, Branch)?;
         model.push(Op::Add);
 
         model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
-        model.linear(&name("ffn_gate"), shape.feed_forward, Normed, Gate)?;
-        model.linear(&name("ffn_up"), shape.feed_forward, Normed, Up)?;
-        model.push(Op::Gated {
-            activation: Activation::Silu,
-        });
-        model.linear(&name("ffn_down"), shape.width, Gate, Branch)?;
+        model.gated_feed_forward(
+            [&name("ffn_gate"), &name("ffn_up"), &name("ffn_down")],
+            Activation::Silu,
+        )?;
         model.push(Op::Add);
     }
     model.head()

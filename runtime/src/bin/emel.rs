@@ -233,8 +233,7 @@ const ENCODE: EncodeOptions = EncodeOptions {
 
 fn tokenizer(model: &Path) -> anyhow::Result<Tokenizer> {
     let mut catalog = Catalog::open(model)?;
-    Tokenizer::from_metadata(catalog.metadata_mut())
-        .with_context(|| model.display().to_string())
+    Tokenizer::from_metadata(catalog.metadata_mut()).with_context(|| model.display().to_string())
 }
 
 #[derive(Serialize)]
@@ -354,9 +353,8 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
 fn create_npy(path: &Path, rows: usize, columns: usize) -> anyhow::Result<BufWriter<File>> {
     let failed = || format!("{}: cannot write logits", path.display());
     let mut file = BufWriter::new(File::create(path).with_context(failed)?);
-    let header = format!(
-        "{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}"
-    );
+    let header =
+        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
     // Magic, version and length take 10 bytes; data starts at a multiple of 64.
     let padded = (10 + header.len() + 1).next_multiple_of(64) - 10;
     file.write_all(b"\x93NUMPY\x01\x00").with_context(failed)?;

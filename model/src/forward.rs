@@ -1,0 +1,404 @@
+//! A forward pass: runs a program's operations on a batch of tokens.
+//!
+//! All memory is allocated when the pass is made ready; running it allocates nothing
+//! and waits for nothing. The bytes of a matrix come in from outside, some rows at a
+//! time, from wherever the plan has them.
+
+use emel_kernels::{
+    ActivationFormat, AttentionInput, AttentionScratch, AttentionShape, Format, Kernels, Matrix,
+    OutputView, Pool, PoolError, Product, Q8Activations, RopeFrequencies, RopeTable,
+    UnsupportedPath,
+};
+use emel_loader::files::OpenFiles;
+use emel_loader::gguf::Catalog;
+use emel_loader::reader::ReadError;
+use emel_loader::unit::Part;
+
+use crate::activations::Activations;
+use crate::kv_cache::{KvCache, KvType};
+use crate::program::{Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation};
+use crate::schedule::Work;
+
+/// Why a forward pass cannot be made ready.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// The worker threads were refused.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The environment asks for kernels that the processor cannot run.
+    #[error(transparent)]
+    Kernels(#[from] UnsupportedPath),
+    /// A norm or a bias could not be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+/// The sizes that a forward pass is made ready for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// Positions in the KV cache.
+    pub context: usize,
+    /// Tokens in a batch.
+    pub chunk: usize,
+    /// Tokens of a batch whose logits are wanted.
+    pub logit_tokens: usize,
+    /// Threads that compute.
+    pub threads: usize,
+    /// How keys and values are kept.
+    pub kv_type: KvType,
+}
+
+impl Footprint {
+    /// Bytes of the KV cache.
+    pub fn kv_bytes(&self, program: &Program) -> u64 {
+        KvCache::required_bytes(&program.hyperparameters, self.context, self.kv_type)
+    }
+
+    /// Bytes of everything else that a pass works in.
+    pub fn activation_bytes(&self, program: &Program) -> u64 {
+        let floats: usize = (0..BUFFERS)
+            .map(|buffer| self.tokens_in(buffer) * program.widths[buffer])
+            .sum();
+        let turns: usize = program
+            .rotations
+            .iter()
+            .map(|rotation| RopeTable::required_bytes(self.chunk, rotation.width))
+            .sum();
+        let quantised = Q8Activations::required_bytes(self.chunk, program.quantised_columns_max());
+        let scores = AttentionScratch::required_bytes(self.threads, self.context);
+        let floats_bytes = floats * size_of::<f32>();
+        (floats_bytes + turns + quantised + scores + self.chunk * size_of::<usize>()) as u64
+    }
+
+    fn tokens_in(&self, buffer: usize) -> usize {
+        if buffer == Buffer::Logits as usize {
+            self.logit_tokens
+        } else {
+            self.chunk
+        }
+    }
+}
+
+/// Tokens of one sequence that go through a pass together.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a> {
+    /// Their ids.
+    pub tokens: &'a [u32],
+    /// The position of the first; the others follow it.
+    pub position: usize,
+    /// How many tokens at the end of the batch have their logits computed.
+    pub logit_tokens: usize,
+}
+
+/// A program with the memory to run it.
+pub struct Forward {
+    kernels: Kernels,
+    pool: Pool,
+    ops: Vec<Op>,
+    matrices: Vec<MatrixShape>,
+    embedding: MatrixShape,
+    attention: AttentionShape,
+    norm_epsilon: f32,
+    resident: Vec<Vec<f32>>,
+    rotations: Vec<(Rotation, RopeFrequencies, RopeTable)>,
+    kv_cache: KvCache,
+    scratch: AttentionScratch,
+    activations: Activations,
+    quantised: Q8Activations,
+    /// Whose activations `quantised` holds.
+    quantised_of: Option<Buffer>,
+    /// Positions of the batch's tokens.
+    positions: Vec<usize>,
+    logit_tokens: usize,
+}
+
+impl Forward {
+    /// Makes `program` ready to run: reads its norms and biases, allocates its memory
+    /// and starts its threads, of which the calling thread is one.
+    ///
+    /// # Errors
+    /// When a read fails or the system refuses the threads.
+    pub fn new(
+        program: &Program,
+        catalog: &Catalog,
+        files: &OpenFiles,
+        footprint: Footprint,
+    ) -> Result<Self, ForwardError> {
+        let kernels = Kernels::from_environment()?;
+        let resident = read_resident(program, catalog, files, kernels)?;
+        let rotations = program
+            .rotations
+            .iter()
+            .map(|rotation| turn(rotation, &resident, footprint.chunk))
+            .collect();
+        let shape = &program.hyperparameters;
+        Ok(Self {
+            kernels,
+            pool: Pool::new(footprint.threads, true)?,
+            ops: program.ops.clone(),
+            matrices: program.matrices.clone(),
+            embedding: program.embedding_shape,
+            attention: AttentionShape {
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                head_dim_k: shape.key_width,
+                head_dim_v: shape.value_width,
+                scale: 1.0,
+                window: None,
+                softcap: None,
+            },
+            norm_epsilon: shape.norm_epsilon,
+            resident,
+            rotations,
+            kv_cache: KvCache::new(shape, footprint.context, footprint.kv_type),
+            scratch: AttentionScratch::new(footprint.threads, footprint.context),
+            activations: Activations::new(program.widths, |buffer| footprint.tokens_in(buffer)),
+            quantised: Q8Activations::new(footprint.chunk, program.quantised_columns_max()),
+            quantised_of: None,
+            positions: Vec::with_capacity(footprint.chunk),
+            logit_tokens: 0,
+        })
+    }
+
+    /// The kernels' instruction set.
+    pub fn kernels_name(&self) -> &'static str {
+        self.kernels.name()
+    }
+
+    /// Begins a pass over `batch`. Every token's embedding follows, then the work.
+    ///
+    /// # Panics
+    /// When the batch is larger than the footprint.
+    pub fn begin(&mut self, batch: Batch<'_>) {
+        let count = batch.tokens.len();
+        assert!(
+            count <= self.positions.capacity(),
+            "batch of {count} tokens"
+        );
+        assert!(batch.logit_tokens <= count, "more logits than tokens");
+        self.positions.clear();
+        self.positions
+            .extend(batch.position..batch.position + count);
+        self.activations.tokens = count;
+        self.logit_tokens = batch.logit_tokens;
+        self.quantised_of = None;
+        for (_, frequencies, table) in &mut self.rotations {
+            table.fill(frequencies, &self.positions);
+        }
+    }
+
+    /// Takes the embedding row of the batch's token `index`.
+    pub fn embed(&mut self, index: usize, row: &[u8]) {
+        let out = self.activations.row_mut(Buffer::Residual, index);
+        self.kernels.dequantise_row(self.embedding.format, row, out);
+    }
+
+    /// Does a step's work; `bytes` are those of its unit.
+    pub fn run(&mut self, work: &[Work], bytes: &[u8]) {
+        for piece in work {
+            match *piece {
+                Work::Op(op) => self.apply(op),
+                Work::Rows(op, part) => {
+                    self.multiply(op, part, &bytes[part.offset..part.offset + part.bytes]);
+                }
+            }
+        }
+    }
+
+    /// The logits, `[vocabulary]`, of the `index`th of the tokens whose logits were wanted.
+    pub fn logits(&self, index: usize) -> &[f32] {
+        self.activations.row(Buffer::Logits, index)
+    }
+
+    fn multiply(&mut self, op: usize, part: Part, bytes: &[u8]) {
+        let Op::Linear {
+            matrix,
+            input,
+            output,
+        } = self.ops[op]
+        else {
+            unreachable!("only linear operations have rows");
+        };
+        let MatrixShape {
+            format, columns, ..
+        } = self.matrices[matrix];
+        let weights = Matrix::new(format, part.rows, columns, bytes)
+            .expect("units hold whole rows of checked tensors");
+        self.quantise(input, format, columns);
+        let tokens = self.activations.tokens;
+        let stride = self.activations.width(output);
+        let [values, out] = self.activations.several([input, output]);
+        let activations = match format.activations() {
+            ActivationFormat::F32 => emel_kernels::Activations::F32 { values, columns },
+            ActivationFormat::Q8 => (&self.quantised).into(),
+        };
+        let product = Product {
+            weights,
+            activations,
+            tokens,
+            output: OutputView::new(out, stride, part.first_row),
+        };
+        self.kernels.matmul_batch(&self.pool, &mut [product]);
+        self.changed(output);
+    }
+
+    /// Sees to it that the input is there in the form that the format wants.
+    fn quantise(&mut self, input: Buffer, format: Format, columns: usize) {
+        if format.activations() == ActivationFormat::Q8 && self.quantised_of != Some(input) {
+            let values = self.activations.all(input);
+            self.quantised
+                .quantise(&self.kernels, &self.pool, values, columns);
+            self.quantised_of = Some(input);
+        }
+    }
+
+    fn changed(&mut self, buffer: Buffer) {
+        if self.quantised_of == Some(buffer) {
+            self.quantised_of = None;
+        }
+    }
+
+    fn apply(&mut self, op: usize) {
+        match self.ops[op] {
+            Op::Norm {
+                input,
+                output,
+                weight,
+            } => self.norm(input, output, weight),
+            Op::Linear { .. } => unreachable!("linear operations come with rows"),
+            Op::Bias { buffer, weight } => self.add_bias(buffer, weight),
+            Op::Rope {
+                buffer,
+                heads,
+                rotation,
+            } => self.rotate(buffer, heads, rotation),
+            Op::Attention {
+                layer,
+                scale,
+                window,
+            } => self.attend(layer, scale, window),
+            Op::Gated { activation } => self.gate(activation),
+            Op::Add => {
+                let [residual, branch] =
+                    self.activations.several([Buffer::Residual, Buffer::Branch]);
+                self.kernels.add(residual, branch);
+                self.changed(Buffer::Residual);
+            }
+            Op::Scale { buffer, factor } => {
+                self.kernels.scale(self.activations.all_mut(buffer), factor);
+                self.changed(buffer);
+            }
+            Op::KeepLogitTokens => {
+                self.activations
+                    .keep_last(Buffer::Residual, self.logit_tokens);
+                self.quantised_of = None;
+            }
+        }
+    }
+
+    fn norm(&mut self, input: Buffer, output: Buffer, weight: usize) {
+        let weight = &self.resident[weight];
+        if input == output {
+            let values = self.activations.all_mut(input);
+            self.kernels
+                .rms_norm_in_place(values, weight, self.norm_epsilon);
+        } else {
+            let [values, out] = self.activations.several([input, output]);
+            self.kernels
+                .rms_norm(values, weight, self.norm_epsilon, out);
+        }
+        self.changed(output);
+    }
+
+    fn add_bias(&mut self, buffer: Buffer, weight: usize) {
+        let bias = &self.resident[weight];
+        for row in self
+            .activations
+            .all_mut(buffer)
+            .chunks_exact_mut(bias.len())
+        {
+            self.kernels.add(row, bias);
+        }
+        self.changed(buffer);
+    }
+
+    fn rotate(&mut self, buffer: Buffer, heads: usize, rotation: usize) {
+        let (rotation, _, table) = &self.rotations[rotation];
+        let head_width = self.activations.width(buffer) / heads;
+        let values = self.activations.all_mut(buffer);
+        self.kernels
+            .rope(rotation.style, table, values, heads, head_width);
+        self.changed(buffer);
+    }
+
+    fn attend(&mut self, layer: usize, scale: f32, window: Option<usize>) {
+        let first = self.positions.first().copied().unwrap_or(0);
+        let cached = self.kv_cache.layer_mut(layer);
+        for (rows, buffer) in cached.into_iter().zip([Buffer::Key, Buffer::Value]) {
+            let start = first * self.activations.width(buffer);
+            self.kernels
+                .store_kv(rows, start, self.activations.all(buffer));
+        }
+        let [queries, out] = self.activations.several([Buffer::Query, Buffer::Attended]);
+        let shape = AttentionShape {
+            scale,
+            window,
+            ..self.attention
+        };
+        let input = AttentionInput {
+            queries,
+            kv: self.kv_cache.view(layer),
+            positions: &self.positions,
+            sinks: None,
+        };
+        self.kernels
+            .attention(&self.pool, &shape, &input, out, &mut self.scratch);
+        self.changed(Buffer::Attended);
+    }
+
+    fn gate(&mut self, activation: Activation) {
+        let [gate, up, out] = self
+            .activations
+            .several([Buffer::Gate, Buffer::Up, Buffer::Gated]);
+        match activation {
+            Activation::Silu => self.kernels.swiglu(gate, up, out),
+            Activation::Gelu => self.kernels.geglu(gate, up, out),
+        }
+        self.changed(Buffer::Gated);
+    }
+}
+
+fn turn(
+    rotation: &Rotation,
+    resident: &[Vec<f32>],
+    tokens: usize,
+) -> (Rotation, RopeFrequencies, RopeTable) {
+    let factors = rotation.factors.map(|index| resident[index].as_slice());
+    let frequencies = RopeFrequencies::new(
+        rotation.scaling,
+        f64::from(rotation.base),
+        rotation.width,
+        factors,
+    );
+    let table = RopeTable::new(tokens, rotation.width);
+    (rotation.clone(), frequencies, table)
+}
+
+fn read_resident(
+    program: &Program,
+    catalog: &Catalog,
+    files: &OpenFiles,
+    kernels: Kernels,
+) -> Result<Vec<Vec<f32>>, ForwardError> {
+    let read = |&index: &usize| {
+        let tensor = &catalog.tensors()[index];
+        let bytes = files.read(&tensor.extent)?;
+        let format = Format::from_ggml_type(tensor.tensor_type.id())
+            .expect("the builder checked the type of every tensor");
+        let mut values = vec![0.0; tensor.columns() as usize];
+        kernels.dequantise_row(format, &bytes, &mut values);
+        Ok(values)
+    };
+    program.resident.iter().map(read).collect()
+}
