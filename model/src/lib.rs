@@ -2,4 +2,5 @@
 
 #![forbid(unsafe_code)]
 
+pub mod sampler;
 pub mod tokenizer;
