@@ -10,4 +10,5 @@ pub mod hyperparameters;
 pub mod kv_cache;
 pub mod program;
 pub mod schedule;
+pub mod sampler;
 pub mod tokenizer;

@@ -5,6 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emel_loader::gguf::{Array, Metadata, StringTable, Value};
+use emel_model::sampler::{Sampler, SamplerOptions};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, EncodeOptions, Tokenizer};
 
 struct Counting;
@@ -86,6 +87,9 @@ fn hot_calls_allocate_nothing_and_tokenizers_hold_what_they_say() {
     }
     check_heap_bytes("llama", "default");
     check_detokenizer();
+    for top_k in [0, 1, 40] {
+        check_sampler(top_k);
+    }
 }
 
 fn check_heap_bytes(model: &str, pre: &str) {
@@ -113,5 +117,21 @@ fn check_detokenizer() {
         detokenizer.push(&tokenizer, id);
     }
     detokenizer.finish();
+    assert_eq!(calls(), before);
+}
+
+fn check_sampler(top_k: usize) {
+    let options = SamplerOptions {
+        top_k,
+        repeat_penalty: 1.1,
+        ..SamplerOptions::default()
+    };
+    let logits: Vec<f32> = (0..5000).map(|id| (id * 37 % 101) as f32 / 10.0).collect();
+    let mut sampler = Sampler::new(options, logits.len()).unwrap();
+    let before = calls();
+    for _ in 0..200 {
+        let id = sampler.sample(&logits);
+        sampler.accept(id);
+    }
     assert_eq!(calls(), before);
 }

@@ -1,0 +1,133 @@
+//! The likeliest tokens of a row of logits.
+
+use std::cmp::Ordering;
+
+/// A token and its logit, which is finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Candidate {
+    pub(super) logit: f32,
+    pub(super) id: u32,
+}
+
+impl Candidate {
+    /// A candidate from whatever a model computes. What is not a number counts as
+    /// the least of all, as does −∞, which is how tokens are ruled out.
+    pub(super) fn new(id: u32, logit: f32) -> Self {
+        let logit = if logit.is_nan() { f32::MIN } else { logit };
+        Self {
+            // Adding 0 makes −0 equal to 0 in the total order.
+            logit: logit.clamp(f32::MIN, f32::MAX) + 0.0,
+            id,
+        }
+    }
+
+    /// Likeliest first; among equals, the lowest id.
+    fn order(&self, other: &Self) -> Ordering {
+        let by_logit = other.logit.total_cmp(&self.logit);
+        by_logit.then(self.id.cmp(&other.id))
+    }
+}
+
+/// The likeliest candidates, likeliest first. The buffer is made once.
+#[derive(Debug)]
+pub(super) struct Candidates {
+    buffer: Vec<Candidate>,
+    keep: usize,
+    limit: usize,
+}
+
+impl Candidates {
+    /// Room for the `keep` likeliest of up to `vocabulary_size` tokens.
+    pub(super) fn new(keep: usize, vocabulary_size: usize) -> Self {
+        let keep = keep.clamp(1, vocabulary_size.max(1));
+        // With room for twice as many, the buffer is cut back only after as many
+        // again have passed, so a selection is linear in the vocabulary without a
+        // copy of all logits.
+        let limit = keep.saturating_mul(2).min(vocabulary_size.max(1));
+        Self {
+            buffer: Vec::with_capacity(limit),
+            keep,
+            limit,
+        }
+    }
+
+    /// Selects the likeliest of `candidates`.
+    pub(super) fn select(&mut self, candidates: impl Iterator<Item = Candidate>) {
+        self.buffer.clear();
+        let mut last: Option<Candidate> = None;
+        for candidate in candidates {
+            if last.is_some_and(|last| candidate.order(&last).is_gt()) {
+                continue;
+            }
+            if self.buffer.len() == self.limit {
+                self.cut_back();
+                last = self.buffer.last().copied();
+            }
+            self.buffer.push(candidate);
+        }
+        if self.buffer.len() > self.keep {
+            self.cut_back();
+        }
+        self.buffer.sort_unstable_by(Candidate::order);
+    }
+
+    /// Drops all but the likeliest, of which the least likely ends up last.
+    fn cut_back(&mut self) {
+        let last = self.keep - 1;
+        self.buffer.select_nth_unstable_by(last, Candidate::order);
+        self.buffer.truncate(self.keep);
+    }
+
+    /// Keeps the first `count` candidates, but at least one.
+    pub(super) fn truncate(&mut self, count: usize) {
+        self.buffer.truncate(count.max(1));
+    }
+
+    /// The candidates, likeliest first.
+    pub(super) fn as_slice(&self) -> &[Candidate] {
+        &self.buffer
+    }
+
+    /// Heap bytes held.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.buffer.capacity() * size_of::<Candidate>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(keep: usize, logits: &[f32]) -> Vec<u32> {
+        let mut candidates = Candidates::new(keep, logits.len());
+        let all = (0..)
+            .zip(logits)
+            .map(|(id, &logit)| Candidate::new(id, logit));
+        candidates.select(all);
+        candidates.as_slice().iter().map(|one| one.id).collect()
+    }
+
+    #[test]
+    fn the_likeliest_come_first_and_equals_by_id() {
+        assert_eq!(ids(3, &[1.0, 4.0, 2.0, 4.0, 3.0]), [1, 3, 4]);
+        assert_eq!(ids(2, &[0.0, -0.0, 0.0]), [0, 1]);
+        assert_eq!(ids(9, &[1.0, 2.0]), [1, 0]);
+        assert_eq!(ids(1, &[5.0, 5.0, 5.0, 5.0]), [0]);
+    }
+
+    #[test]
+    fn a_selection_is_the_beginning_of_the_whole_order() {
+        // A multiplicative walk visits each of 0..1009 once, in a mixed order.
+        let logits: Vec<f32> = (1..1010).map(|n| (n * 331 % 1009 / 3) as f32).collect();
+        let whole = ids(logits.len(), &logits);
+        for keep in [1, 2, 7, 40, 500, 505, 1008] {
+            assert_eq!(ids(keep, &logits), whole[..keep], "{keep}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_least_likely() {
+        let logits = [f32::NAN, f32::NEG_INFINITY, -1.0, f32::INFINITY];
+        assert_eq!(ids(4, &logits), [3, 2, 0, 1]);
+    }
+}
