@@ -1,1 +1,48 @@
-//! Numeric kernels: block formats, dot products, norms, RoPE, attention and the worker pool.
+//! Numeric kernels: block formats, matrix products, norms, RoPE, attention and the worker pool.
+//!
+//! No I/O, and no allocation inside a kernel call: constructors allocate and say how much, calls
+//! reuse. Everything is safe to call; shapes are checked once per call and a mismatch panics.
+//!
+//! # Exactness
+//!
+//! The bits of every result are the same for any number of threads, any number of tokens computed
+//! together, any split of rows, and any instruction set. Sums run through eight `f32` lanes, in an
+//! order that depends on a row's length and format only, and end in one fixed tree. Each kernel is
+//! written once over [`arch`]'s vector vocabulary, whose scalar implementation is the reference.
+//!
+//! # Where things are
+//!
+//! | file | what |
+//! |---|---|
+//! | `path.rs` | [`Kernels`]: the choice of instruction set, dispatched once per call |
+//! | `arch/` | the vector vocabulary and its implementations |
+//! | `block/` | [`Format`]: one file per weight format |
+//! | `matrix.rs`, `activations.rs`, `matmul.rs` | the two operands and their product |
+//! | `norm.rs`, `rope.rs`, `feed_forward.rs` | what happens between products |
+//! | `cache.rs`, `attention.rs` | KV cache rows and attention over them |
+//! | `pool/` | [`Pool`]: fork and join |
+
+mod activations;
+mod arch;
+mod attention;
+mod block;
+mod cache;
+mod dequantise;
+mod feed_forward;
+mod matmul;
+mod matrix;
+mod norm;
+mod path;
+mod pool;
+mod rope;
+mod shared;
+
+pub use activations::{Activations, Q8Activations, Q8View};
+pub use attention::{AttentionInput, AttentionScratch, AttentionShape};
+pub use block::{ActivationFormat, Format};
+pub use cache::{KvSlice, KvSliceMut, KvView};
+pub use matmul::{OutputView, Product};
+pub use matrix::{Matrix, ShapeError};
+pub use path::{Kernels, UnsupportedPath};
+pub use pool::{Pool, PoolError};
+pub use rope::{RopeFrequencies, RopeScaling, RopeStyle, RopeTable};

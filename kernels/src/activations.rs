@@ -1,0 +1,241 @@
+//! Activations as a matrix product reads them: plain `f32`, or Q8.
+//!
+//! Q8 is the activation side of every integer dot product here. A group of 32 values becomes 32
+//! signed bytes `q` in -127..=127 and one `f32` scale, `x ≈ scale · q` with `scale = max|x| / 127`
+//! and `q` rounded to nearest, ties to even. The product `scale · Σq` is kept too, because formats
+//! with a minimum need `Σx`. Eight groups form a pack of 320 bytes, five cache lines, so that a
+//! K-quant block of 256 meets exactly one pack and its eight scales are one vector.
+//!
+//! A group whose scale would be below the smallest normal `f32` becomes zeros. Infinite or NaN
+//! values give unspecified results for their rows and never a panic.
+
+use crate::arch::{Routine, Simd};
+use crate::path::Kernels;
+use crate::pool::Pool;
+use crate::shared::SharedSlice;
+
+/// Values in a pack.
+pub(crate) const PACK_ELEMENTS: usize = 256;
+/// Values that share a scale.
+pub(crate) const GROUP_ELEMENTS: usize = 32;
+
+/// 256 quantised activations.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Q8Pack {
+    /// Scale per group.
+    pub(crate) scales: [f32; 8],
+    /// Scale times the sum of the quants, per group.
+    pub(crate) sums: [f32; 8],
+    /// The quants.
+    pub(crate) quants: [[i8; GROUP_ELEMENTS]; 8],
+}
+
+impl Q8Pack {
+    const ZERO: Self = Self {
+        scales: [0.0; 8],
+        sums: [0.0; 8],
+        quants: [[0; GROUP_ELEMENTS]; 8],
+    };
+}
+
+/// The input of a matrix product, `[tokens, columns]`.
+#[derive(Clone, Copy)]
+pub enum Activations<'a> {
+    /// Plain values; works with every weight format. For quantised weights the product is then
+    /// that of the dequantised weights: exact, and slower.
+    F32 {
+        /// Row-major values, `tokens · columns` of them.
+        values: &'a [f32],
+        /// Values per token.
+        columns: usize,
+    },
+    /// Quantised values, for formats whose
+    /// [`activations`](crate::Format::activations) are [`Q8`](crate::ActivationFormat::Q8).
+    Q8(Q8View<'a>),
+}
+
+impl<'a> From<&'a Q8Activations> for Activations<'a> {
+    fn from(activations: &'a Q8Activations) -> Self {
+        Self::Q8(activations.view())
+    }
+}
+
+impl Activations<'_> {
+    /// Values per token.
+    pub fn columns(&self) -> usize {
+        match self {
+            Self::F32 { columns, .. } => *columns,
+            Self::Q8(view) => view.columns,
+        }
+    }
+
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        match self {
+            Self::F32 { values, columns } => values.len().checked_div(*columns).unwrap_or(0),
+            Self::Q8(view) => view.tokens,
+        }
+    }
+}
+
+/// A buffer of Q8 activations, allocated once and quantised into again and again.
+pub struct Q8Activations {
+    packs: Vec<Q8Pack>,
+    tokens: usize,
+    columns: usize,
+}
+
+/// Some tokens of a [`Q8Activations`].
+#[derive(Clone, Copy)]
+pub struct Q8View<'a> {
+    packs: &'a [Q8Pack],
+    tokens: usize,
+    columns: usize,
+}
+
+impl Q8Activations {
+    /// Bytes that [`Q8Activations::new`] allocates.
+    pub fn required_bytes(max_tokens: usize, max_columns: usize) -> usize {
+        max_tokens * max_columns.div_ceil(PACK_ELEMENTS) * size_of::<Q8Pack>()
+    }
+
+    /// Room for `max_tokens` tokens of `max_columns` values, or any shape that needs no more.
+    pub fn new(max_tokens: usize, max_columns: usize) -> Self {
+        let packs = vec![Q8Pack::ZERO; max_tokens * max_columns.div_ceil(PACK_ELEMENTS)];
+        Self {
+            packs,
+            tokens: 0,
+            columns: 0,
+        }
+    }
+
+    /// Quantises `values`, `[tokens, columns]`, over what was held before. Tokens are split over
+    /// the pool.
+    ///
+    /// # Panics
+    ///
+    /// If `columns` is not a multiple of 32, `values` is not whole tokens, or they do not fit.
+    pub fn quantise(&mut self, kernels: &Kernels, pool: &Pool, values: &[f32], columns: usize) {
+        assert!(
+            columns > 0 && columns.is_multiple_of(GROUP_ELEMENTS),
+            "{columns} columns are not whole groups of {GROUP_ELEMENTS}"
+        );
+        assert!(
+            values.len().is_multiple_of(columns),
+            "values must be whole tokens"
+        );
+        let tokens = values.len() / columns;
+        let row_packs = columns.div_ceil(PACK_ELEMENTS);
+        let capacity = self.packs.len();
+        assert!(
+            tokens * row_packs <= capacity,
+            "{tokens} × {columns} values do not fit"
+        );
+        (self.tokens, self.columns) = (tokens, columns);
+
+        let packs = SharedSlice::new(&mut self.packs[..tokens * row_packs]);
+        pool.run_tasks(tokens, |_, token| {
+            // SAFETY: each token is one task and owns its own run of packs.
+            let packs = unsafe { packs.range(token * row_packs, row_packs) };
+            let values = &values[token * columns..][..columns];
+            kernels.dispatch(Quantise { values, packs });
+        });
+    }
+
+    /// All tokens quantised last.
+    pub fn view(&self) -> Q8View<'_> {
+        let row_packs = self.columns.div_ceil(PACK_ELEMENTS);
+        Q8View {
+            packs: &self.packs[..self.tokens * row_packs],
+            tokens: self.tokens,
+            columns: self.columns,
+        }
+    }
+}
+
+impl<'a> Q8View<'a> {
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Values per token.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Some of the tokens.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches past the last token.
+    pub fn token_range(&self, tokens: std::ops::Range<usize>) -> Self {
+        let row_packs = self.columns.div_ceil(PACK_ELEMENTS);
+        let packs = &self.packs[tokens.start * row_packs..tokens.end * row_packs];
+        Self {
+            packs,
+            tokens: tokens.len(),
+            columns: self.columns,
+        }
+    }
+
+    /// The packs of one token.
+    #[inline(always)]
+    pub(crate) fn token(&self, token: usize) -> &'a [Q8Pack] {
+        let row_packs = self.columns.div_ceil(PACK_ELEMENTS);
+        &self.packs[token * row_packs..][..row_packs]
+    }
+}
+
+/// Quantises one token's row.
+struct Quantise<'a> {
+    values: &'a [f32],
+    packs: &'a mut [Q8Pack],
+}
+
+impl Routine for Quantise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (values, pack) in self.values.chunks(PACK_ELEMENTS).zip(self.packs) {
+            let (groups, _) = values.as_chunks::<GROUP_ELEMENTS>();
+            for (group, values) in groups.iter().enumerate() {
+                let quants = &mut pack.quants[group];
+                let (scale, sum) = quantise_group(simd, values, quants);
+                pack.scales[group] = scale;
+                pack.sums[group] = sum;
+            }
+        }
+    }
+}
+
+/// Quantises 32 values; returns the scale and the scaled sum of the quants.
+#[inline(always)]
+fn quantise_group<S: Simd>(
+    simd: S,
+    values: &[f32; GROUP_ELEMENTS],
+    quants: &mut [i8; GROUP_ELEMENTS],
+) -> (f32, f32) {
+    let (eights, _) = values.as_chunks::<8>();
+    let mut lanes = [simd.splat(0.0); 4];
+    let mut greatest = simd.splat(0.0);
+    for (lane, eight) in lanes.iter_mut().zip(eights) {
+        *lane = simd.load(eight);
+        greatest = simd.maximum(greatest, simd.absolute(*lane));
+    }
+    let mut scale = simd.greatest(greatest) / 127.0;
+    let mut inverse = 1.0 / scale;
+    if scale < f32::MIN_POSITIVE {
+        (scale, inverse) = (0.0, 0.0);
+    }
+    let (inverse, limit) = (simd.splat(inverse), simd.splat(127.0));
+    for lane in &mut lanes {
+        // The limits come second so that a NaN becomes one of them: a quant is never -128.
+        let bounded = simd.minimum(simd.multiply(*lane, inverse), limit);
+        *lane = simd.round(simd.maximum(bounded, simd.splat(-127.0)));
+    }
+    let sum = simd.narrow(lanes, quants);
+    (scale, scale * sum as f32)
+}

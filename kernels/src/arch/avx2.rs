@@ -1,0 +1,281 @@
+//! AVX2 with FMA and F16C: what every x86-64 server and desktop since 2013–2015 has.
+//!
+//! Byte dot products go through `vpmaddubsw`, which adds pairs of products into saturating 16-bit
+//! sums. No sum here can saturate: weights are at most 128 in magnitude and activations at most
+//! 127, and 2·128·127 = 32512 fits. For signed weights the sign moves to the activation, never to
+//! the weight, because a stored weight may be -128 and an activation never is.
+
+use std::arch::x86_64::*;
+
+use super::{Routine, Simd};
+
+/// Proof that the CPU has AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// The proof, if the CPU has the features.
+    pub(crate) fn detect() -> Option<Self> {
+        let available = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        available.then_some(Self(()))
+    }
+}
+
+/// Runs a routine with the features on, so that everything inlined into it is compiled for them.
+///
+/// # Safety
+///
+/// The CPU must have AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn enter<R: Routine>(simd: Avx2, routine: R) -> R::Output {
+    routine.run(simd)
+}
+
+/// Wraps intrinsics that need the features an [`Avx2`] proves.
+macro_rules! proven {
+    ($($body:tt)*) => {
+        // SAFETY: `self` exists only where the CPU has AVX2, FMA and F16C; pointers below come
+        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
+        unsafe { $($body)* }
+    };
+}
+
+impl Simd for Avx2 {
+    type Floats = __m256;
+    type Bytes = __m256i;
+
+    #[inline(always)]
+    fn run<R: Routine>(self, routine: R) -> R::Output {
+        proven! { enter(self, routine) }
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m256 {
+        proven! { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; 8]) -> __m256 {
+        proven! { _mm256_loadu_ps(values.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, lanes: __m256, out: &mut [f32; 8]) {
+        proven! { _mm256_storeu_ps(out.as_mut_ptr(), lanes) }
+    }
+
+    #[inline(always)]
+    fn load_f32(self, bytes: &[u8; 32]) -> __m256 {
+        proven! { _mm256_loadu_ps(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bytes: &[u8; 16]) -> __m256 {
+        proven! { _mm256_cvtph_ps(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, bytes: &[u8; 16]) -> __m256 {
+        proven! {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    fn load_small(self, bytes: &[u8; 8]) -> __m256 {
+        proven! {
+            let eight = _mm_cvtsi64_si128(i64::from_le_bytes(*bytes));
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight))
+        }
+    }
+
+    #[inline(always)]
+    fn store_f16(self, lanes: __m256, out: &mut [u8; 16]) {
+        proven! {
+            let halves = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(lanes);
+            _mm_storeu_si128(out.as_mut_ptr().cast(), halves)
+        }
+    }
+
+    #[inline(always)]
+    fn f16(self, bytes: [u8; 2]) -> f32 {
+        let word = i32::from(u16::from_le_bytes(bytes));
+        proven! { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(word))) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        proven! { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn subtract(self, a: __m256, b: __m256) -> __m256 {
+        proven! { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: __m256, b: __m256) -> __m256 {
+        proven! { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn divide(self, a: __m256, b: __m256) -> __m256 {
+        proven! { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fused_multiply_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        proven! { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn minimum(self, a: __m256, b: __m256) -> __m256 {
+        proven! { _mm256_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn maximum(self, a: __m256, b: __m256) -> __m256 {
+        proven! { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn absolute(self, a: __m256) -> __m256 {
+        proven! { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m256) -> __m256 {
+        proven! { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, a: __m256) -> __m256 {
+        proven! {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(a), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        }
+    }
+
+    #[inline(always)]
+    fn zero_where_less(self, value: __m256, a: __m256, bound: __m256) -> __m256 {
+        proven! { _mm256_and_ps(value, _mm256_cmp_ps::<_CMP_NLT_UQ>(a, bound)) }
+    }
+
+    #[inline(always)]
+    fn sum(self, lanes: __m256) -> f32 {
+        proven! {
+            let quad = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+            let pair = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
+            _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)))
+        }
+    }
+
+    #[inline(always)]
+    fn greatest(self, lanes: __m256) -> f32 {
+        proven! {
+            let quad = _mm_max_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+            let pair = _mm_max_ps(quad, _mm_movehl_ps(quad, quad));
+            _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)))
+        }
+    }
+
+    #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> __m256 {
+        proven! { _mm256_set_m128(_mm_set1_ps(high), _mm_set1_ps(low)) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; 32]) -> __m256i {
+        proven! { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_signed(self, bytes: &[i8; 32]) -> __m256i {
+        proven! { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, bytes: &[u8; 16]) -> __m256i {
+        proven! {
+            let low = _mm_loadu_si128(bytes.as_ptr().cast());
+            let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
+            _mm256_and_si256(both, _mm256_set1_epi8(15))
+        }
+    }
+
+    #[inline(always)]
+    fn spread_bits(self, bits: u32, value: u8) -> __m256i {
+        proven! {
+            // Byte `i` of each half receives the byte of `bits` that holds its bit.
+            let which = _mm256_setr_epi64x(
+                0x0000_0000_0000_0000,
+                0x0101_0101_0101_0101,
+                0x0202_0202_0202_0202,
+                0x0303_0303_0303_0303,
+            );
+            let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), which);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+            _mm256_and_si256(set, _mm256_set1_epi8(value as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn bits<const SHIFT: i32>(self, bytes: __m256i, mask: u8) -> __m256i {
+        proven! {
+            _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(bytes), _mm256_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn shift_left_4(self, bytes: __m256i) -> __m256i {
+        proven! { _mm256_slli_epi16::<4>(bytes) }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        proven! { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn subtract_byte(self, bytes: __m256i, value: u8) -> __m256i {
+        proven! { _mm256_sub_epi8(bytes, _mm256_set1_epi8(value as i8)) }
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, weights: __m256i, values: __m256i) -> __m256 {
+        proven! {
+            let pairs = _mm256_maddubs_epi16(weights, values);
+            _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, weights: __m256i, values: __m256i) -> __m256 {
+        proven! {
+            let magnitudes = _mm256_abs_epi8(weights);
+            self.dot_unsigned(magnitudes, _mm256_sign_epi8(values, weights))
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, lanes: [__m256; 4], out: &mut [i8; 32]) -> i32 {
+        proven! {
+            let first = _mm256_packs_epi32(_mm256_cvtps_epi32(lanes[0]), _mm256_cvtps_epi32(lanes[1]));
+            let last = _mm256_packs_epi32(_mm256_cvtps_epi32(lanes[2]), _mm256_cvtps_epi32(lanes[3]));
+            let words = _mm256_packs_epi16(first, last);
+            // The packs work within 128-bit halves; this puts the groups of four back in order.
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            let bytes = _mm256_permutevar8x32_epi32(words, order);
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
+            let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+            let quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+            let half = _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256::<1>(quads));
+            let pair = _mm_add_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
+            _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32::<0b10_11_00_01>(pair)))
+        }
+    }
+}

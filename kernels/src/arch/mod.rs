@@ -1,0 +1,167 @@
+//! One vocabulary of vector operations, and one file per instruction set that speaks it.
+//!
+//! Every kernel of this crate is written once, against [`Simd`]: eight `f32` lanes, thirty-two
+//! bytes, and the handful of operations that quantised dot products need. An instruction set
+//! implements the trait; [`Scalar`] does so with plain loops and is the reference. Because an
+//! operation is specified lane by lane, including which products are fused and in which order
+//! lanes are summed, all instruction sets return identical bits, and the property tests hold
+//! them to it.
+//!
+//! A type that implements [`Simd`] is a proof: it can only be obtained where the CPU has the
+//! features, so its methods are safe. They are `#[inline(always)]` and must end up inside a
+//! function compiled for those features; [`Simd::run`] is that function, entered once per kernel
+//! call by `Kernels::dispatch`.
+//!
+//! NEON or AVX-512 is a new file here and a new arm in `path.rs`.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+pub(crate) use scalar::Scalar;
+
+/// Lanes of the canonical accumulator. Every dot product sums element `i` (or, for integer dots,
+/// the four elements `4j..4j+4` of a group of 32) into a lane that depends only on its index.
+pub(crate) const LANES: usize = 8;
+
+/// A kernel body, generic over the instruction set that will run it.
+pub(crate) trait Routine {
+    /// What the kernel returns.
+    type Output;
+    /// Runs the kernel. Implementations are `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// The vector operations of one instruction set.
+///
+/// `minimum` and `maximum` return their *second* operand when the comparison is unordered, so that
+/// a NaN there propagates; this is what x86 does and what every implementation must do.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Eight `f32`.
+    type Floats: Copy;
+    /// Thirty-two bytes, signed or unsigned as the operation says.
+    type Bytes: Copy;
+
+    /// Runs `routine` in a function compiled for this instruction set.
+    fn run<R: Routine>(self, routine: R) -> R::Output;
+
+    /// All lanes `value`.
+    fn splat(self, value: f32) -> Self::Floats;
+    /// Eight consecutive values.
+    fn load(self, values: &[f32; 8]) -> Self::Floats;
+    /// Writes the eight lanes.
+    fn store(self, lanes: Self::Floats, out: &mut [f32; 8]);
+    /// Eight little-endian `f32`, at any alignment.
+    fn load_f32(self, bytes: &[u8; 32]) -> Self::Floats;
+    /// Eight little-endian IEEE half-precision values, converted exactly.
+    fn load_f16(self, bytes: &[u8; 16]) -> Self::Floats;
+    /// Eight little-endian bfloat16 values, converted exactly.
+    fn load_bf16(self, bytes: &[u8; 16]) -> Self::Floats;
+    /// Eight unsigned bytes as floats.
+    fn load_small(self, bytes: &[u8; 8]) -> Self::Floats;
+    /// Rounds to half precision, nearest even, little-endian.
+    fn store_f16(self, lanes: Self::Floats, out: &mut [u8; 16]);
+    /// One little-endian half-precision value.
+    fn f16(self, bytes: [u8; 2]) -> f32;
+
+    /// `a + b`.
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a - b`.
+    fn subtract(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a · b`, rounded.
+    fn multiply(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a / b`.
+    fn divide(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a · b + c`, rounded once.
+    fn fused_multiply_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
+    /// `if a < b { a } else { b }`.
+    fn minimum(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `if a > b { a } else { b }`.
+    fn maximum(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// Absolute value.
+    fn absolute(self, a: Self::Floats) -> Self::Floats;
+    /// Nearest integer, ties to even.
+    fn round(self, a: Self::Floats) -> Self::Floats;
+    /// `2^a` for integral `a` in `-126..=127`; any other `a` gives an unspecified finite or
+    /// infinite value.
+    fn power_of_two(self, a: Self::Floats) -> Self::Floats;
+    /// `0` where `a < bound`, `value` elsewhere (also where `a` is NaN).
+    fn zero_where_less(
+        self,
+        value: Self::Floats,
+        a: Self::Floats,
+        bound: Self::Floats,
+    ) -> Self::Floats;
+    /// `((l0+l4)+(l2+l6)) + ((l1+l5)+(l3+l7))`: the one way lanes become a sum.
+    fn sum(self, lanes: Self::Floats) -> f32;
+    /// The greatest lane, by the same tree and the rule of [`Simd::maximum`].
+    fn greatest(self, lanes: Self::Floats) -> f32;
+    /// Lanes 0–3 `low`, lanes 4–7 `high`.
+    fn splat_halves(self, low: f32, high: f32) -> Self::Floats;
+
+    /// Thirty-two bytes as they are.
+    fn load_bytes(self, bytes: &[u8; 32]) -> Self::Bytes;
+    /// Thirty-two signed bytes as they are.
+    fn load_signed(self, bytes: &[i8; 32]) -> Self::Bytes;
+    /// The low nibbles of 16 bytes, then their high nibbles.
+    fn load_nibbles(self, bytes: &[u8; 16]) -> Self::Bytes;
+    /// Byte `i` is `value` where bit `i` of `bits` is set, else 0.
+    fn spread_bits(self, bits: u32, value: u8) -> Self::Bytes;
+    /// `(byte >> SHIFT) & mask` for each byte. The mask must clear the top `SHIFT` bits.
+    fn bits<const SHIFT: i32>(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes;
+    /// `byte << 4` for bytes below 16.
+    fn shift_left_4(self, bytes: Self::Bytes) -> Self::Bytes;
+    /// `a | b`.
+    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// `byte - value`, wrapping.
+    fn subtract_byte(self, bytes: Self::Bytes, value: u8) -> Self::Bytes;
+    /// Lane `j` is `Σ weights[i]·values[i]` over `i` in `4j..4j+4`, as an exact `f32`.
+    /// Weights are unsigned and at most 128, values signed and at least -127.
+    fn dot_unsigned(self, weights: Self::Bytes, values: Self::Bytes) -> Self::Floats;
+    /// As [`Simd::dot_unsigned`] with signed weights, all 256 values allowed.
+    fn dot_signed(self, weights: Self::Bytes, values: Self::Bytes) -> Self::Floats;
+    /// Four vectors of integral lanes in `-127..=127`, narrowed to bytes in order. The sum of
+    /// the 32 is returned with them.
+    fn narrow(self, lanes: [Self::Floats; 4], out: &mut [i8; 32]) -> i32;
+}
+
+/// `Σ a[i]·b[i]` into the lanes of `sums`; the rest of a row that is not a multiple of eight is
+/// padded with zeros.
+#[inline(always)]
+pub(crate) fn pad(values: &[f32]) -> [f32; LANES] {
+    let mut padded = [0.0; LANES];
+    padded[..values.len()].copy_from_slice(values);
+    padded
+}
+
+/// `e^x` to about one unit in the last place, the same on every path.
+///
+/// `x = n·ln 2 + r`, the Taylor series of `e^r` to degree 7 (its remainder is below 5e-9 on
+/// |r| ≤ ln 2 / 2), then a multiplication by `2^n`. Below -87 the result is 0, above 88 it stays
+/// at `e^88`; NaN stays NaN.
+#[inline(always)]
+pub(crate) fn exponential<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
+    const LN_2_HIGH: f32 = 0.693_145_75;
+    const LN_2_LOW: f32 = 1.428_606_8e-6;
+    const COEFFICIENTS: [f32; 7] = [
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ];
+    let lowest = simd.splat(-87.0);
+    let clamped = simd.maximum(lowest, simd.minimum(simd.splat(88.0), x));
+    let n = simd.round(simd.multiply(clamped, simd.splat(std::f32::consts::LOG2_E)));
+    let r = simd.fused_multiply_add(n, simd.splat(-LN_2_HIGH), clamped);
+    let r = simd.fused_multiply_add(n, simd.splat(-LN_2_LOW), r);
+    let mut series = simd.splat(1.0 / 5040.0);
+    for coefficient in COEFFICIENTS {
+        series = simd.fused_multiply_add(series, r, simd.splat(coefficient));
+    }
+    simd.zero_where_less(simd.multiply(series, simd.power_of_two(n)), x, lowest)
+}

@@ -1,0 +1,234 @@
+//! The reference: every operation as a loop over its lanes.
+//!
+//! It runs anywhere and defines what the vector paths must return, bit for bit. It uses no
+//! hardware conversion and no fused instruction unless the compiler has one for `f32::mul_add`,
+//! whose result is the same either way.
+
+use half::{bf16, f16};
+
+use super::{Routine, Simd};
+
+/// Plain Rust, on any CPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scalar;
+
+impl Simd for Scalar {
+    type Floats = [f32; 8];
+    type Bytes = [u8; 32];
+
+    #[inline(always)]
+    fn run<R: Routine>(self, routine: R) -> R::Output {
+        routine.run(self)
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> [f32; 8] {
+        [value; 8]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; 8]) -> [f32; 8] {
+        *values
+    }
+
+    #[inline(always)]
+    fn store(self, lanes: [f32; 8], out: &mut [f32; 8]) {
+        *out = lanes;
+    }
+
+    #[inline(always)]
+    fn load_f32(self, bytes: &[u8; 32]) -> [f32; 8] {
+        let (words, _) = bytes.as_chunks::<4>();
+        std::array::from_fn(|lane| f32::from_le_bytes(words[lane]))
+    }
+
+    #[inline(always)]
+    fn load_f16(self, bytes: &[u8; 16]) -> [f32; 8] {
+        let (words, _) = bytes.as_chunks::<2>();
+        std::array::from_fn(|lane| self.f16(words[lane]))
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, bytes: &[u8; 16]) -> [f32; 8] {
+        let (words, _) = bytes.as_chunks::<2>();
+        std::array::from_fn(|lane| bf16::from_le_bytes(words[lane]).to_f32_const())
+    }
+
+    #[inline(always)]
+    fn load_small(self, bytes: &[u8; 8]) -> [f32; 8] {
+        bytes.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn store_f16(self, lanes: [f32; 8], out: &mut [u8; 16]) {
+        let (words, _) = out.as_chunks_mut::<2>();
+        for (word, lane) in words.iter_mut().zip(lanes) {
+            *word = f16::from_f32_const(lane).to_le_bytes();
+        }
+    }
+
+    #[inline(always)]
+    fn f16(self, bytes: [u8; 2]) -> f32 {
+        f16::from_le_bytes(bytes).to_f32_const()
+    }
+
+    #[inline(always)]
+    fn add(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| a[lane] + b[lane])
+    }
+
+    #[inline(always)]
+    fn subtract(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| a[lane] - b[lane])
+    }
+
+    #[inline(always)]
+    fn multiply(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| a[lane] * b[lane])
+    }
+
+    #[inline(always)]
+    fn divide(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| a[lane] / b[lane])
+    }
+
+    #[inline(always)]
+    fn fused_multiply_add(self, a: [f32; 8], b: [f32; 8], c: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    fn minimum(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| if a[lane] < b[lane] { a[lane] } else { b[lane] })
+    }
+
+    #[inline(always)]
+    fn maximum(self, a: [f32; 8], b: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| greater(a[lane], b[lane]))
+    }
+
+    #[inline(always)]
+    fn absolute(self, a: [f32; 8]) -> [f32; 8] {
+        a.map(f32::abs)
+    }
+
+    #[inline(always)]
+    fn round(self, a: [f32; 8]) -> [f32; 8] {
+        a.map(f32::round_ties_even)
+    }
+
+    #[inline(always)]
+    fn power_of_two(self, a: [f32; 8]) -> [f32; 8] {
+        a.map(|exponent| f32::from_bits(((exponent as i32).wrapping_add(127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn zero_where_less(self, value: [f32; 8], a: [f32; 8], bound: [f32; 8]) -> [f32; 8] {
+        std::array::from_fn(|lane| {
+            if a[lane] < bound[lane] {
+                0.0
+            } else {
+                value[lane]
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn sum(self, l: [f32; 8]) -> f32 {
+        ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]))
+    }
+
+    #[inline(always)]
+    fn greatest(self, l: [f32; 8]) -> f32 {
+        let even = greater(greater(l[0], l[4]), greater(l[2], l[6]));
+        let odd = greater(greater(l[1], l[5]), greater(l[3], l[7]));
+        greater(even, odd)
+    }
+
+    #[inline(always)]
+    fn splat_halves(self, low: f32, high: f32) -> [f32; 8] {
+        [low, low, low, low, high, high, high, high]
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; 32]) -> [u8; 32] {
+        *bytes
+    }
+
+    #[inline(always)]
+    fn load_signed(self, bytes: &[i8; 32]) -> [u8; 32] {
+        bytes.map(|byte| byte as u8)
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, bytes: &[u8; 16]) -> [u8; 32] {
+        std::array::from_fn(|index| {
+            if index < 16 {
+                bytes[index] & 15
+            } else {
+                bytes[index - 16] >> 4
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn spread_bits(self, bits: u32, value: u8) -> [u8; 32] {
+        std::array::from_fn(|index| ((bits >> index) & 1) as u8 * value)
+    }
+
+    #[inline(always)]
+    fn bits<const SHIFT: i32>(self, bytes: [u8; 32], mask: u8) -> [u8; 32] {
+        bytes.map(|byte| (byte >> SHIFT) & mask)
+    }
+
+    #[inline(always)]
+    fn shift_left_4(self, bytes: [u8; 32]) -> [u8; 32] {
+        bytes.map(|byte| byte << 4)
+    }
+
+    #[inline(always)]
+    fn or(self, a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
+        std::array::from_fn(|index| a[index] | b[index])
+    }
+
+    #[inline(always)]
+    fn subtract_byte(self, bytes: [u8; 32], value: u8) -> [u8; 32] {
+        bytes.map(|byte| byte.wrapping_sub(value))
+    }
+
+    #[inline(always)]
+    fn dot_unsigned(self, weights: [u8; 32], values: [u8; 32]) -> [f32; 8] {
+        std::array::from_fn(|lane| {
+            let quad = 4 * lane..4 * lane + 4;
+            let sum: i32 = quad
+                .map(|index| i32::from(weights[index]) * i32::from(values[index] as i8))
+                .sum();
+            sum as f32
+        })
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, weights: [u8; 32], values: [u8; 32]) -> [f32; 8] {
+        std::array::from_fn(|lane| {
+            let quad = 4 * lane..4 * lane + 4;
+            let sum: i32 = quad
+                .map(|index| i32::from(weights[index] as i8) * i32::from(values[index] as i8))
+                .sum();
+            sum as f32
+        })
+    }
+
+    #[inline(always)]
+    fn narrow(self, lanes: [[f32; 8]; 4], out: &mut [i8; 32]) -> i32 {
+        for (byte, lane) in out.iter_mut().zip(lanes.as_flattened()) {
+            *byte = *lane as i8;
+        }
+        out.iter().map(|&byte| i32::from(byte)).sum()
+    }
+}
+
+/// The greater value; the second when unordered.
+#[inline(always)]
+fn greater(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}

@@ -1,0 +1,225 @@
+//! Weight formats: how a GGUF tensor's bytes become numbers, one file per format.
+//!
+//! A row is a run of blocks; a block holds a fixed number of weights and their scales. Each file
+//! gives its format's [`Block`] (size and exact dequantisation) and one of two ways to multiply:
+//!
+//! * [`FloatBlock`]: the weights are floats and meet `f32` activations directly;
+//! * [`QuantisedBlock`]: the weights are small integers and meet Q8 activations (see
+//!   `activations.rs`) in an integer dot product per group of 32, scaled into `f32` lanes.
+//!
+//! A new format is a new file and a row in the table at the end of this one.
+
+mod bf16;
+mod f16;
+mod f32;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q6_k;
+mod q8_0;
+
+use crate::activations::Q8Pack;
+use crate::arch::Simd;
+
+/// How a dot product wants the activations of a format's matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationFormat {
+    /// Plain `f32`.
+    F32,
+    /// [`Q8Activations`](crate::Q8Activations). Plain `f32` also works and is exact but slower.
+    Q8,
+}
+
+/// A format's size and exact meaning.
+pub(crate) trait Block: 'static {
+    /// The bytes of one block.
+    type Raw: Copy + Send + Sync;
+    /// Weights in a block, at most [`BLOCK_ELEMENTS_MAX`].
+    const ELEMENTS: usize;
+    /// How the matrix product wants its activations.
+    const ACTIVATIONS: ActivationFormat;
+    /// A row as blocks.
+    fn blocks(row: &[u8]) -> &[Self::Raw];
+    /// The weights of a block, bit for bit as the reference implementation of the format has
+    /// them. `out` has [`Block::ELEMENTS`] places.
+    fn dequantise(raw: &Self::Raw, out: &mut [f32]);
+}
+
+/// A format whose weights are floats: a block is one weight.
+pub(crate) trait FloatBlock: Block {
+    /// The bytes of eight weights.
+    type Eight;
+    /// Eight weights, converted exactly.
+    fn load<S: Simd>(simd: S, raw: &Self::Eight) -> S::Floats;
+    /// A row as groups of eight and the rest.
+    fn eights(row: &[u8]) -> (&[Self::Eight], &[Self::Raw]);
+}
+
+/// A format whose weights meet Q8 activations. A block is 32 or 256 weights.
+pub(crate) trait QuantisedBlock: Block {
+    /// Adds one block of weights times the matching activations of `T` tokens into `sums`.
+    ///
+    /// `packs` hold 256 activations; a block of 32 meets group `group` of them, a block of 256
+    /// all (and `group` is 0). The weights are unpacked once for all tokens.
+    fn accumulate<S: Simd, const T: usize>(
+        simd: S,
+        raw: &Self::Raw,
+        packs: [&Q8Pack; T],
+        group: usize,
+        sums: &mut [S::Floats; T],
+    );
+}
+
+/// The widest block of any format.
+pub(crate) const BLOCK_ELEMENTS_MAX: usize = 256;
+
+/// Adds 32 signed weights of one scale times the activations of group `group`.
+#[inline(always)]
+fn accumulate_signed<S: Simd, const T: usize>(
+    simd: S,
+    weights: S::Bytes,
+    scale: f32,
+    packs: [&Q8Pack; T],
+    group: usize,
+    sums: &mut [S::Floats; T],
+) {
+    for (pack, sum) in packs.into_iter().zip(sums) {
+        let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
+        let scale = simd.splat(scale * pack.scales[group]);
+        *sum = simd.fused_multiply_add(dot, scale, *sum);
+    }
+}
+
+/// Adds 32 unsigned weights of one scale and one minimum: `w = scale·q + minimum`.
+///
+/// The minimum's share, `minimum · Σx`, goes in equal parts to the eight lanes, which costs one
+/// fused operation and no second accumulator; an eighth is exact.
+#[inline(always)]
+fn accumulate_with_minimum<S: Simd, const T: usize>(
+    simd: S,
+    weights: S::Bytes,
+    [scale, minimum]: [f32; 2],
+    packs: [&Q8Pack; T],
+    group: usize,
+    sums: &mut [S::Floats; T],
+) {
+    let eighth = simd.splat(minimum * 0.125);
+    for (pack, sum) in packs.into_iter().zip(sums) {
+        let dot = simd.dot_unsigned(weights, simd.load_signed(&pack.quants[group]));
+        let scale = simd.splat(scale * pack.scales[group]);
+        let with_minimum = simd.fused_multiply_add(eighth, simd.splat(pack.sums[group]), *sum);
+        *sum = simd.fused_multiply_add(dot, scale, with_minimum);
+    }
+}
+
+/// `N` bytes of a block from `offset`; the compiler sees that they are inside.
+#[inline(always)]
+fn part<const N: usize>(raw: &[u8], offset: usize) -> &[u8; N] {
+    raw[offset..]
+        .first_chunk()
+        .expect("the part lies inside the block")
+}
+
+/// The half-precision value at `offset`, for the scalar dequantisation.
+#[inline(always)]
+fn half_at(raw: &[u8], offset: usize) -> f32 {
+    ::half::f16::from_le_bytes(*part(raw, offset)).to_f32_const()
+}
+
+/// Work that is generic over the format.
+pub(crate) trait FormatVisitor {
+    /// What the work returns.
+    type Output;
+    /// A format of floats.
+    fn float<F: FloatBlock>(self) -> Self::Output;
+    /// A format of quantised blocks.
+    fn quantised<F: QuantisedBlock>(self) -> Self::Output;
+}
+
+/// Declares [`Format`] and everything that is a table over the formats.
+macro_rules! formats {
+    ($($variant:ident, $kind:ident, $block:ty, $ggml_type:literal, $name:literal, $documentation:literal;)*) => {
+        /// A tensor's weight format.
+        #[expect(non_camel_case_types, reason = "the names of the formats")]
+        #[non_exhaustive]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Format {
+            $(#[doc = $documentation] $variant,)*
+        }
+
+        impl Format {
+            /// Every format these kernels compute with.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The format of a GGUF tensor type, `None` for one these kernels do not know.
+            pub fn from_ggml_type(ggml_type: u32) -> Option<Self> {
+                match ggml_type {
+                    $($ggml_type => Some(Self::$variant),)*
+                    _ => None,
+                }
+            }
+
+            /// The GGUF tensor type.
+            pub fn ggml_type(self) -> u32 {
+                match self { $(Self::$variant => $ggml_type,)* }
+            }
+
+            /// The name the field knows it by, such as `Q4_K`.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Weights in a block: 1, 32 or 256.
+            pub fn block_elements(self) -> usize {
+                match self { $(Self::$variant => <$block as Block>::ELEMENTS,)* }
+            }
+
+            /// Bytes in a block.
+            pub fn block_bytes(self) -> usize {
+                match self { $(Self::$variant => size_of::<<$block as Block>::Raw>(),)* }
+            }
+
+            /// The activations a matrix product with this format is fastest with.
+            pub fn activations(self) -> ActivationFormat {
+                match self { $(Self::$variant => <$block as Block>::ACTIVATIONS,)* }
+            }
+
+            /// Calls the visitor with the format's block type.
+            pub(crate) fn visit<V: FormatVisitor>(self, visitor: V) -> V::Output {
+                match self { $(Self::$variant => visitor.$kind::<$block>(),)* }
+            }
+        }
+    };
+}
+
+impl Format {
+    /// Bytes of a row of `columns` weights. `None` if the row is not whole blocks, or its size
+    /// does not fit a `usize`.
+    pub fn row_bytes(self, columns: usize) -> Option<usize> {
+        if !columns.is_multiple_of(self.block_elements()) {
+            return None;
+        }
+        (columns / self.block_elements()).checked_mul(self.block_bytes())
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+formats! {
+    F32, float, f32::F32, 0, "F32", "IEEE single precision.";
+    F16, float, f16::F16, 1, "F16", "IEEE half precision.";
+    BF16, float, bf16::BF16, 30, "BF16", "bfloat16: the upper half of a single.";
+    Q4_0, quantised, q4_0::Q4_0, 2, "Q4_0", "32 four-bit weights around zero, one scale.";
+    Q4_1, quantised, q4_1::Q4_1, 3, "Q4_1", "32 four-bit weights, a scale and a minimum.";
+    Q5_0, quantised, q5_0::Q5_0, 6, "Q5_0", "32 five-bit weights around zero, one scale.";
+    Q5_1, quantised, q5_1::Q5_1, 7, "Q5_1", "32 five-bit weights, a scale and a minimum.";
+    Q8_0, quantised, q8_0::Q8_0, 8, "Q8_0", "32 eight-bit weights, one scale.";
+    Q4_K, quantised, q4_k::Q4K, 12, "Q4_K", "256 four-bit weights; scale and minimum per 32.";
+    Q6_K, quantised, q6_k::Q6K, 14, "Q6_K", "256 six-bit weights around zero; scale per 16.";
+}

@@ -1,0 +1,46 @@
+//! Q4_0: 32 nibbles and an `f16` scale. `w = d · (q - 8)`.
+//!
+//! 18 bytes: `d` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
+
+use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
+use crate::activations::Q8Pack;
+use crate::arch::Simd;
+
+/// 32 weights in 18 bytes.
+pub(crate) enum Q4_0 {}
+
+impl Block for Q4_0 {
+    type Raw = [u8; 18];
+    const ELEMENTS: usize = 32;
+    const ACTIVATIONS: ActivationFormat = ActivationFormat::Q8;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> &[Self::Raw] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn dequantise(raw: &Self::Raw, out: &mut [f32]) {
+        let scale = half_at(raw, 0);
+        let (low, high) = out.split_at_mut(16);
+        for (index, &byte) in raw[2..].iter().enumerate() {
+            low[index] = scale * f32::from((byte & 15) as i8 - 8);
+            high[index] = scale * f32::from((byte >> 4) as i8 - 8);
+        }
+    }
+}
+
+impl QuantisedBlock for Q4_0 {
+    #[inline(always)]
+    fn accumulate<S: Simd, const T: usize>(
+        simd: S,
+        raw: &Self::Raw,
+        packs: [&Q8Pack; T],
+        group: usize,
+        sums: &mut [S::Floats; T],
+    ) {
+        let scale = simd.f16(*part(raw, 0));
+        let weights = simd.subtract_byte(simd.load_nibbles(part(raw, 2)), 8);
+        accumulate_signed(simd, weights, scale, packs, group, sums);
+    }
+}

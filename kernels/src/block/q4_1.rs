@@ -1,0 +1,49 @@
+//! Q4_1: 32 nibbles, an `f16` scale and an `f16` minimum. `w = d · q + m`.
+//!
+//! 20 bytes: `d` (2), `m` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles
+//! 16–31.
+
+use super::{ActivationFormat, Block, QuantisedBlock, accumulate_with_minimum, half_at, part};
+use crate::activations::Q8Pack;
+use crate::arch::Simd;
+
+/// 32 weights in 20 bytes.
+pub(crate) enum Q4_1 {}
+
+impl Block for Q4_1 {
+    type Raw = [u8; 20];
+    const ELEMENTS: usize = 32;
+    const ACTIVATIONS: ActivationFormat = ActivationFormat::Q8;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> &[Self::Raw] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn dequantise(raw: &Self::Raw, out: &mut [f32]) {
+        let scale = half_at(raw, 0);
+        let minimum = half_at(raw, 2);
+        let (low, high) = out.split_at_mut(16);
+        for (index, &byte) in raw[4..].iter().enumerate() {
+            low[index] = scale * f32::from(byte & 15) + minimum;
+            high[index] = scale * f32::from(byte >> 4) + minimum;
+        }
+    }
+}
+
+impl QuantisedBlock for Q4_1 {
+    #[inline(always)]
+    fn accumulate<S: Simd, const T: usize>(
+        simd: S,
+        raw: &Self::Raw,
+        packs: [&Q8Pack; T],
+        group: usize,
+        sums: &mut [S::Floats; T],
+    ) {
+        let scale = simd.f16(*part(raw, 0));
+        let minimum = simd.f16(*part(raw, 2));
+        let weights = simd.load_nibbles(part(raw, 4));
+        accumulate_with_minimum(simd, weights, [scale, minimum], packs, group, sums);
+    }
+}

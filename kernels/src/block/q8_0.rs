@@ -1,0 +1,45 @@
+//! Q8_0: 32 signed bytes and an `f16` scale. `w = d · q`.
+//!
+//! 34 bytes: `d` (2), then `q[0..32]`. Well-made files keep `q` in -127..=127; a hostile one may
+//! hold -128, which the signed dot product allows.
+
+use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
+use crate::activations::Q8Pack;
+use crate::arch::Simd;
+
+/// 32 weights in 34 bytes.
+pub(crate) enum Q8_0 {}
+
+impl Block for Q8_0 {
+    type Raw = [u8; 34];
+    const ELEMENTS: usize = 32;
+    const ACTIVATIONS: ActivationFormat = ActivationFormat::Q8;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> &[Self::Raw] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn dequantise(raw: &Self::Raw, out: &mut [f32]) {
+        let scale = half_at(raw, 0);
+        for (weight, &quant) in out.iter_mut().zip(&raw[2..]) {
+            *weight = scale * f32::from(quant as i8);
+        }
+    }
+}
+
+impl QuantisedBlock for Q8_0 {
+    #[inline(always)]
+    fn accumulate<S: Simd, const T: usize>(
+        simd: S,
+        raw: &Self::Raw,
+        packs: [&Q8Pack; T],
+        group: usize,
+        sums: &mut [S::Floats; T],
+    ) {
+        let scale = simd.f16(*part(raw, 0));
+        let weights = simd.load_bytes(part(raw, 2));
+        accumulate_signed(simd, weights, scale, packs, group, sums);
+    }
+}
