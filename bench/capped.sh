@@ -183,7 +183,8 @@ read_usage() {
   case $version in
     1)
       peak=$(get memory.max_usage_in_bytes || echo null)
-      limit_hits=$(get memory.failcnt || echo null)
+      # Where both limits are the same, the one with swap is hit first.
+      limit_hits=$(($(get memory.failcnt) + $(get memory.memsw.failcnt || echo 0)))
       oom_kills=$(get memory.oom_control | awk '$1 == "oom_kill" { print $2 }')
       ;;
     2)

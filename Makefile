@@ -1,0 +1,52 @@
+# What a contributor runs. `make check` is what CI runs.
+
+SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
+PYTHON ?= python3
+CARGO ?= cargo
+BINARIES := $(or $(CARGO_TARGET_DIR),target)/release
+
+.PHONY: help demo models models-for-tests build test check fmt fmt-check clippy docs shellcheck clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: ## a 94 MiB model in a budget of 64 MiB
+	$(PYTHON) scripts/fetch_models.py --only smollm2
+	$(CARGO) build --release
+	$(BINARIES)/emel-run $(SMOLLM2) --ram-budget 64M -p "The capital of France is" -n 48 --temp 0
+
+models: ## download the two small test models
+	$(PYTHON) scripts/fetch_models.py
+
+# Without the network the tests that need a model skip themselves, unless
+# EMEL_REQUIRE_MODELS=1 asks for all of them.
+models-for-tests:
+	@$(PYTHON) scripts/fetch_models.py || { \
+		test "$${EMEL_REQUIRE_MODELS:-0}" != 1 && \
+		echo "warning: testing without the models" >&2; }
+
+build: ## release binaries
+	$(CARGO) build --release
+
+test: models-for-tests ## all tests
+	$(CARGO) test --workspace
+
+check: fmt-check clippy docs test ## format, lints, docs and tests
+
+fmt: ## format the sources
+	$(CARGO) fmt --all
+
+fmt-check:
+	$(CARGO) fmt --all --check
+
+clippy: ## lints, warnings are errors
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+docs: ## API documentation, warnings are errors
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+
+shellcheck: ## lint the shell scripts
+	shellcheck bench/*.sh .ci/run
+
+clean: ## remove build output, keep the models
+	$(CARGO) clean
