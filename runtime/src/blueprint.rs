@@ -4,6 +4,7 @@
 //! plan` prints it; the engine builds it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
@@ -80,7 +81,7 @@ pub struct Blueprint {
     /// The forward pass.
     pub program: Program,
     /// Text to token ids and back.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Where the memory goes.
     pub plan: Plan,
     /// Tokens a request may have.
@@ -145,7 +146,7 @@ impl Blueprint {
             notices,
             catalog,
             program,
-            tokenizer,
+            tokenizer: Arc::new(tokenizer),
         })
     }
 

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use emel_systemd::cgroup::Cgroup;
-use emel_systemd::memory;
+use emel_systemd::{Cgroup, Memory};
 
 /// Part of the available memory that is used when no budget is given, in percent.
 const DEFAULT_PERCENT: u64 = 85;
@@ -57,12 +56,15 @@ impl RamBudget {
 
 /// The smaller of what the machine has left and what the cgroup allows.
 fn available_bytes() -> Result<u64, BudgetError> {
-    let available = memory::available_bytes().map_err(|error| BudgetError::Unknown {
-        message: error.to_string(),
-    })?;
-    let limit = Cgroup::of_this_process()
-        .ok()
-        .and_then(|cgroup| cgroup.memory_limit());
+    let available = Memory::default()
+        .available()
+        .map_err(|error| BudgetError::Unknown {
+            message: error.to_string(),
+        })?;
+    // No cgroup, or one that cannot be read, sets no limit that we could know of.
+    let limit = Cgroup::own()
+        .and_then(|cgroup| cgroup.memory_limit())
+        .unwrap_or(None);
     Ok(limit.map_or(available, |limit| limit.min(available)))
 }
 

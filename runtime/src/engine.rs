@@ -78,8 +78,7 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name("emel-engine".to_owned())
             .spawn(move || scheduler::run(blueprint, progress, started, job_queue))
-            .map_err(|error| Error::Threads {
-                threads: 1,
+            .map_err(|error| Error::Thread {
                 message: error.to_string(),
             })?;
         let description = start.await.map_err(|_| Error::Stopped)??;
@@ -98,7 +97,7 @@ impl Engine {
     /// When the prompt is empty, too long or not of this vocabulary, or the sampler's
     /// options make no sense.
     pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
-        request.sampler.validate()?;
+        request.sampler.check()?;
         let ids = self.prompt_ids(request.prompt)?;
         let (events, stream) = mpsc::channel(STREAM_LENGTH);
         self.submit(Job::Generate(Generation {

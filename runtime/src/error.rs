@@ -8,6 +8,7 @@ use emel_loader::gguf::GgufError;
 use emel_loader::reader::ReadError;
 use emel_loader::weights::WeightsError;
 use emel_model::error::ModelError;
+use emel_model::forward::ForwardError;
 use emel_model::sampler::SamplerError;
 use emel_model::tokenizer::TokenizerError;
 
@@ -83,11 +84,12 @@ pub enum Error {
     /// The sampler's options make no sense.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
-    /// The worker threads cannot be started.
-    #[error("cannot start {threads} worker threads: {message}; lower -t")]
-    Threads {
-        /// How many were asked for.
-        threads: usize,
+    /// The forward pass cannot be made ready.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// The engine's own thread cannot be started.
+    #[error("cannot start the engine's thread: {message}; raise the limit (ulimit -u, TasksMax)")]
+    Thread {
         /// What the system said.
         message: String,
     },

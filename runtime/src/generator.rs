@@ -54,15 +54,17 @@ impl Generator {
             source,
         };
         let plan: &Plan = &blueprint.plan;
+        // The reader's threads first: the calling thread is pinned with the pool, and
+        // they would inherit its processor.
+        let weights = Weights::open(files, plan, backend, progress)
+            .await
+            .map_err(failed)?;
         let forward = Forward::new(
             &blueprint.program,
             &blueprint.catalog,
             files,
             blueprint.footprint(),
         )?;
-        let weights = Weights::open(files, plan, backend, progress)
-            .await
-            .map_err(failed)?;
         let table = &blueprint.catalog.tensors()[blueprint.program.embedding];
         Ok(Self {
             weights,
@@ -108,6 +110,11 @@ impl Generator {
     /// Time spent computing so far.
     pub fn compute(&self) -> Duration {
         self.compute
+    }
+
+    /// The kernels' instruction set.
+    pub fn kernels_name(&self) -> &'static str {
+        self.forward.kernels_name()
     }
 
     /// Whether the kernel knows the ring's buffers beforehand.

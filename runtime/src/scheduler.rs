@@ -8,8 +8,8 @@ use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::sampler::{Sampler, SamplerOptions};
-use emel_model::tokenizer::{Detokenizer, Tokenizer};
-use emel_systemd::{cgroup::Cgroup, memory};
+use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
+use emel_systemd::{Cgroup, Memory};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::blueprint::{Blueprint, Io};
@@ -53,10 +53,7 @@ pub(crate) fn run(
         Ok(runtime) => runtime,
         Err(error) => {
             let message = error.to_string();
-            let _ = started.send(Err(Error::Threads {
-                threads: 1,
-                message,
-            }));
+            let _ = started.send(Err(Error::Thread { message }));
             return;
         }
     };
@@ -110,7 +107,7 @@ async fn build(
                 .to_owned(),
         );
     }
-    let tokenizer = Arc::new(std::mem::take(&mut blueprint.tokenizer));
+    let tokenizer = Arc::clone(&blueprint.tokenizer);
     let description = Description {
         tokenizer: Arc::clone(&tokenizer),
         context: blueprint.context,
@@ -181,6 +178,12 @@ enum Interruption {
     Failed(Error),
 }
 
+impl From<Error> for Interruption {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl From<PassEnd> for Interruption {
     fn from(end: PassEnd) -> Self {
         match end {
@@ -224,11 +227,11 @@ impl Scheduler {
         self.prefill(&ids, &is_cancelled).await?;
         let prefill = meter.started.elapsed();
 
-        let mut sampler = Sampler::new(sampler, self.vocabulary);
+        let mut sampler = Sampler::new(sampler, self.vocabulary).map_err(Error::from)?;
         for &id in &ids {
             sampler.accept(id);
         }
-        let mut detokenizer = Detokenizer::new(&self.tokenizer);
+        let mut detokenizer = Detokenizer::new(&self.tokenizer, DecodeOptions::default());
         let room = (self.context - ids.len()).saturating_add(1);
         let limit = max_tokens.min(room);
         let mut decode = meter.clone();
@@ -414,10 +417,11 @@ impl Meter {
 /// The cgroup's peak if the process is alone in it, else the process's own; 0 if the
 /// system tells neither.
 fn peak_memory_bytes() -> u64 {
-    Cgroup::of_this_process()
-        .ok()
-        .filter(Cgroup::only_process)
-        .and_then(|cgroup| cgroup.memory_peak())
-        .or_else(|| memory::peak_bytes().ok())
-        .unwrap_or(0)
+    let of_cgroup = || {
+        let cgroup = Cgroup::own().ok()?;
+        let is_alone = cgroup.only_process(std::process::id()).ok()?;
+        cgroup.memory_peak().ok()?.filter(|_| is_alone)
+    };
+    let of_process = || Some(Memory::default().own().ok()?.resident_bytes_max);
+    of_cgroup().or_else(of_process).unwrap_or(0)
 }

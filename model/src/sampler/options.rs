@@ -51,7 +51,11 @@ pub struct SamplerError {
 }
 
 impl SamplerOptions {
-    pub(super) fn check(&self) -> Result<(), SamplerError> {
+    /// Checks that every setting makes sense.
+    ///
+    /// # Errors
+    /// Names the first one that does not.
+    pub fn check(&self) -> Result<(), SamplerError> {
         let is_probability = |value: f32| (0.0..=1.0).contains(&value);
         let penalty = self.repeat_penalty;
         let checks = [

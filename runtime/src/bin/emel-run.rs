@@ -117,7 +117,7 @@ fn request(options: &Options, text: String) -> anyhow::Result<Request> {
         repeat_last_n: options.repeat_last_n,
         seed: options.seed.unwrap_or_else(seed_from_clock),
     };
-    sampler.validate()?;
+    sampler.check()?;
     let mut request = Request::new(text).sampler(sampler);
     request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
     request.ignore_eos = options.ignore_eos;

@@ -13,7 +13,7 @@ use emel::budget::in_binary_units;
 use emel::cli::{self, ModelOptions, TextSource};
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::ROW_SLOTS;
-use emel_model::log_probability::{log_probability, top_log_probabilities};
+use emel_model::sampler::{log_probability, top_log_probabilities};
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
 
@@ -207,7 +207,7 @@ struct TokenizeReport {
 fn tokenize(options: &TokenizeOptions) -> anyhow::Result<()> {
     let tokenizer = tokenizer(&options.model)?;
     for text in tokenizer.warnings() {
-        cli::notice(text);
+        cli::notice(&text.to_string());
     }
     let report = TokenizeReport {
         ids: tokenizer.encode(&options.text.read()?, ENCODE),
@@ -218,7 +218,7 @@ fn tokenize(options: &TokenizeOptions) -> anyhow::Result<()> {
         writeln!(output)?;
     } else {
         for &id in &report.ids {
-            let text = String::from_utf8_lossy(tokenizer.token_text(id)).into_owned();
+            let text = String::from_utf8_lossy(&tokenizer.token_bytes(id, true)).into_owned();
             writeln!(output, "{id:>8}  {text:?}")?;
         }
     }
