@@ -1,5 +1,7 @@
 //! Seeded inputs shared by the tests of this folder.
 
+#![allow(dead_code, reason = "each test binary uses a part")]
+
 use emel_kernels::Format;
 
 /// A small generator (SplitMix64), so that a seed is all a failure needs to be repeated.
