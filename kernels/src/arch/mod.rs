@@ -47,6 +47,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Runs `routine` in a function compiled for this instruction set.
     fn run<R: Routine>(self, routine: R) -> R::Output;
 
+    /// Asks for the cache line at an address, which need not be valid, to be on its way.
+    fn prefetch(self, address: *const u8);
     /// All lanes `value`.
     fn splat(self, value: f32) -> Self::Floats;
     /// Eight consecutive values.
@@ -127,8 +129,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn narrow(self, lanes: [Self::Floats; 4], out: &mut [i8; 32]) -> i32;
 }
 
-/// `Σ a[i]·b[i]` into the lanes of `sums`; the rest of a row that is not a multiple of eight is
-/// padded with zeros.
+/// Fewer than eight values, padded with zeros.
 #[inline(always)]
 pub(crate) fn pad(values: &[f32]) -> [f32; LANES] {
     let mut padded = [0.0; LANES];

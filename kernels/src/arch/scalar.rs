@@ -22,6 +22,9 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
+
+    #[inline(always)]
     fn splat(self, value: f32) -> [f32; 8] {
         [value; 8]
     }
