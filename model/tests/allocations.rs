@@ -1,6 +1,8 @@
 //! What the hot calls allocate (nothing), and whether a tokenizer holds as much as
 //! it says. One test, because the counters are the process's.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,5 +1,7 @@
 //! Three vocabularies and 40 hard texts, against the ids that llama.cpp gives.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
@@ -105,6 +107,10 @@ fn special_tokens_are_found_by_role() {
         let id = qwen.token_id(text).unwrap();
         assert!(qwen.is_end_of_generation(id), "{text}");
     }
+
+    // A tag of HTML in this vocabulary.
+    let strike_end = qwen.token_id("</s>").unwrap();
+    assert!(!qwen.is_end_of_generation(strike_end));
 
     let spm = tokenizer("llama-spm.gguf");
     assert_eq!((spm.bos(), spm.eos()), (Some(1), Some(2)));

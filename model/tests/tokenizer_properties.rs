@@ -1,5 +1,7 @@
 //! What holds for every text, every sequence of ids and every vocabulary.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use emel_loader::gguf::{Array, Metadata, StringTable, Value};
 use emel_model::tokenizer::{
     DecodeOptions, Detokenizer, EncodeOptions, Tokenizer, TokenizerError, TokenizerWarning,
@@ -204,6 +206,12 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_tokenizer_is_shared_between_threads() {
+    fn is_shared<T: Send + Sync>(_: &T) {}
+    is_shared(&build(byte_pair("gpt-2")));
 }
 
 #[test]

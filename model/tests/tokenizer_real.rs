@@ -3,6 +3,8 @@
 //! The models are not in the repository: `scripts/fetch_models.py` puts them into
 //! `models/`. Without them the tests are skipped, unless `EMEL_REQUIRE_MODELS=1`.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::path::{Path, PathBuf};
 
 use emel_loader::gguf::Catalog;
@@ -45,6 +47,11 @@ fn check(model: &str, fixture: &str) {
         return;
     };
     println!("{model}: {} heap bytes", tokenizer.heap_bytes());
+    assert!(
+        tokenizer.warnings().is_empty(),
+        "{:?}",
+        tokenizer.warnings()
+    );
     let path = repository().join("tests/fixtures/real").join(fixture);
     let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let (texts, prompts) = (&fixture["texts"], &fixture["prompts"]);

@@ -9,7 +9,7 @@ use super::byte_alphabet;
 use super::error::{TokenizerError, TokenizerWarning};
 use super::merge_table::MergeTable;
 use super::pre_tokenizer::PreTokenizer;
-use super::symbol_chain::{Join, NONE, SymbolChain};
+use super::symbol_chain::{Join, NONE, SymbolChain, missing_bytes};
 use super::vocabulary::Vocabulary;
 
 /// The encoder of the `gpt2` family.
@@ -35,10 +35,7 @@ impl BytePair {
             let text = byte_alphabet::character(byte).encode_utf8(&mut text);
             *token = vocabulary.id(text.as_bytes()).unwrap_or(NONE);
         }
-        let count = byte_tokens.iter().filter(|&&token| token == NONE).count();
-        if count > 0 {
-            warnings.push(TokenizerWarning::MissingBytes { count });
-        }
+        warnings.extend(missing_bytes(&byte_tokens));
         Ok(Self {
             pre_tokenizer,
             merges: MergeTable::take(metadata, vocabulary, warnings)?,

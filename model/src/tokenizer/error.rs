@@ -103,8 +103,8 @@ pub enum TokenizerWarning {
         /// How many.
         count: usize,
     },
-    /// Bytes that no token stands for; they are dropped from encoded text.
-    #[error("{count} of the 256 byte values have no token, text that needs them loses them")]
+    /// Bytes of ordinary text that no token stands for; encoding drops them.
+    #[error("{count} byte values of ordinary text have no token: encoding drops them")]
     MissingBytes {
         /// How many.
         count: usize,

@@ -296,10 +296,7 @@ fn sentence_piece_family(
     let roles = Roles::new(metadata, vocabulary, defaults)?;
     let add_space_prefix = metadata.bool(ADD_SPACE_PREFIX)?.unwrap_or(true);
     let encoder = SentencePiece::new(vocabulary, add_space_prefix, roles.unknown);
-    let count = encoder.missing_bytes();
-    if count > 0 {
-        warnings.push(TokenizerWarning::MissingBytes { count });
-    }
+    warnings.extend(encoder.missing_bytes());
     Ok((Family::SentencePiece(Box::new(encoder)), roles))
 }
 

@@ -16,7 +16,7 @@ const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 
-/// Texts of tokens that end a generation wherever they occur.
+/// Texts of tokens that end a generation, however the file labels them.
 const ENDING_TEXTS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -27,7 +27,6 @@ const ENDING_TEXTS: &[&str] = &[
     "<|calls|>",
     "<end_of_turn>",
     "<|endoftext|>",
-    "</s>",
     "<|eom_id|>",
     "<EOT>",
     "_<EOT>",
@@ -255,6 +254,10 @@ fn find_ending(
         }
         ending.extend(token.filter(|_| role.ends_generation));
     }
+    // `</s>` is the end of a text in some vocabularies and a tag of HTML in others,
+    // where it is not labelled as control.
+    let end = vocabulary.id(b"</s>");
+    ending.extend(end.filter(|&id| vocabulary.kind(id) == TokenKind::Control));
     for text in ENDING_TEXTS {
         if let Some(id) = vocabulary.id(text.as_bytes()) {
             vocabulary.set_kind(id, TokenKind::Control);

@@ -4,7 +4,8 @@
 //! token, and the token with the highest score joins first. What is left without a
 //! token is spelt in bytes.
 
-use super::symbol_chain::{Join, NONE, SymbolChain};
+use super::error::TokenizerWarning;
+use super::symbol_chain::{Join, NONE, SymbolChain, missing_bytes};
 use super::vocabulary::Vocabulary;
 
 /// The character that stands for a space in the vocabulary, U+2581.
@@ -39,10 +40,9 @@ impl SentencePiece {
         }
     }
 
-    /// How many byte values have no token at all.
-    pub(super) fn missing_bytes(&self) -> usize {
-        let missing = self.byte_tokens.iter().filter(|&&token| token == NONE);
-        missing.count()
+    /// A warning if ordinary text may need bytes that no token stands for.
+    pub(super) fn missing_bytes(&self) -> Option<TokenizerWarning> {
+        missing_bytes(&self.byte_tokens)
     }
 
     /// Appends the tokens of `text`, which holds no special tokens any more.

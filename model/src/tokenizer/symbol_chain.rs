@@ -6,6 +6,8 @@
 
 use std::collections::BinaryHeap;
 
+use super::error::TokenizerWarning;
+
 /// A link to no symbol, and the id of a symbol that is no token.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -134,4 +136,19 @@ impl SymbolChain {
         };
         self.candidates.push(candidate);
     }
+}
+
+/// A warning if bytes of ordinary text have no token. Control characters, bytes that
+/// UTF-8 does not use and planes without assigned characters are not ordinary: SmolLM2
+/// lacks 21 of those, and nobody misses them.
+pub(super) fn missing_bytes(byte_tokens: &[u32; 256]) -> Option<TokenizerWarning> {
+    let is_ordinary = |byte: u8| match byte {
+        b'\t' | b'\n' | b'\r' => true,
+        0..=0x1f | 0x7f | 0xc0 | 0xc1 | 0xf1..=0xff => false,
+        _ => true,
+    };
+    let missing = (0..=255).zip(byte_tokens);
+    let missing = missing.filter(|&(byte, &token)| token == NONE && is_ordinary(byte));
+    let count = missing.count();
+    (count > 0).then_some(TokenizerWarning::MissingBytes { count })
 }
