@@ -95,7 +95,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn store_f16(self, lanes: __m256, out: &mut [u8; 16]) {
         proven! {
-            let halves = _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(lanes);
+            let halves = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(lanes);
             _mm_storeu_si128(out.as_mut_ptr().cast(), halves)
         }
     }

@@ -1,0 +1,124 @@
+//! Fork and join.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use emel_kernels::{Pool, PoolError};
+
+#[test]
+fn a_hundred_thousand_runs_call_every_worker_once_each() {
+    let pool = Pool::new(3, false).unwrap();
+    let calls: [AtomicUsize; 3] = Default::default();
+    for run in 1..=100_000 {
+        pool.run(&|worker: usize| {
+            calls[worker].fetch_add(1, Relaxed);
+        });
+        assert!(calls.iter().all(|count| count.load(Relaxed) == run));
+    }
+}
+
+#[test]
+fn workers_that_have_parked_wake_and_so_does_a_parked_caller() {
+    let pool = Pool::new(3, false).unwrap();
+    for run in 0..200_usize {
+        // Around the spinning time, so that both sides are caught between looking and parking.
+        std::thread::sleep(Duration::from_micros(20 + (run % 50) as u64));
+        let done = AtomicUsize::new(0);
+        pool.run(&|worker: usize| {
+            if worker != 0 {
+                std::thread::sleep(Duration::from_micros((run % 100) as u64));
+            }
+            done.fetch_add(1, Relaxed);
+        });
+        assert_eq!(done.load(Relaxed), 3);
+    }
+}
+
+#[test]
+fn tasks_are_contiguous_and_complete_for_any_number() {
+    let pool = Pool::new(3, false).unwrap();
+    for tasks in 0..20 {
+        let owner: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(usize::MAX)).collect();
+        pool.run_tasks(tasks, |worker, task| {
+            assert_eq!(
+                owner[task].swap(worker, Relaxed),
+                usize::MAX,
+                "task {task} ran twice"
+            );
+        });
+        let owners: Vec<usize> = owner.iter().map(|owner| owner.load(Relaxed)).collect();
+        assert!(
+            owners.is_sorted() && owners.iter().all(|&owner| owner < 3),
+            "{owners:?}"
+        );
+    }
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    let pool = Pool::new(3, false).unwrap();
+    for culprit in 0..3 {
+        let ended = AtomicUsize::new(0);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(&|worker: usize| {
+                assert_ne!(worker, culprit, "worker {culprit} fails");
+                ended.fetch_add(1, Relaxed);
+            });
+        }));
+        let payload = outcome.unwrap_err();
+        let message = payload.downcast_ref::<String>().unwrap();
+        assert!(
+            message.contains(&format!("worker {culprit} fails")),
+            "{message}"
+        );
+        assert_eq!(
+            ended.load(Relaxed),
+            2,
+            "the others ended before the panic went on"
+        );
+    }
+    let calls = AtomicUsize::new(0);
+    pool.run(&|_: usize| {
+        calls.fetch_add(1, Relaxed);
+    });
+    assert_eq!(calls.load(Relaxed), 3);
+}
+
+#[test]
+fn one_thread_runs_inline_and_a_run_inside_a_task_runs_in_turn() {
+    let here = std::thread::current().id();
+    let pool = Pool::new(1, true).unwrap();
+    pool.run(&|_: usize| assert_eq!(std::thread::current().id(), here));
+    let pool = Pool::new(2, false).unwrap();
+    let calls = AtomicUsize::new(0);
+    pool.run(&|_: usize| {
+        pool.run(&|_: usize| {
+            calls.fetch_add(1, Relaxed);
+        });
+    });
+    assert_eq!(calls.load(Relaxed), 4);
+}
+
+#[test]
+fn two_threads_may_share_a_pool() {
+    let pool = Pool::new(2, false).unwrap();
+    let calls = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..1000 {
+                    pool.run(&|_: usize| {
+                        calls.fetch_add(1, Relaxed);
+                    });
+                }
+            });
+        }
+    });
+    assert_eq!(calls.load(Relaxed), 4000);
+}
+
+#[test]
+fn no_threads_is_an_error() {
+    assert!(matches!(Pool::new(0, false), Err(PoolError::NoThreads)));
+}
