@@ -179,21 +179,39 @@ try_systemd() {
   systemd_scope=("${scope[@]}")
 }
 
+# Sets the variable $1 to the number in the file $2 of the group, or to the one on
+# the line that begins with $3; to null where there is none. Starts no process, for a
+# scope that is being stopped ends each at once.
+load() {
+  local key value
+  printf -v "$1" null
+  [[ -r $group/$2 ]] || return 0
+  while read -r key value; do
+    if [[ -z ${3:-} ]]; then
+      printf -v "$1" %s "$key"
+    elif [[ $key == "$3" ]]; then
+      printf -v "$1" %s "$value"
+    fi
+  done <"$group/$2"
+}
+
 read_usage() {
+  local with_swap
   case $version in
     1)
-      peak=$(get memory.max_usage_in_bytes || echo null)
+      load peak memory.max_usage_in_bytes
+      load oom_kills memory.oom_control oom_kill
       # Where both limits are the same, the one with swap is hit first.
-      limit_hits=$(($(get memory.failcnt) + $(get memory.memsw.failcnt || echo 0)))
-      oom_kills=$(get memory.oom_control | awk '$1 == "oom_kill" { print $2 }')
+      load limit_hits memory.failcnt
+      load with_swap memory.memsw.failcnt
+      [[ $limit_hits == null || $with_swap == null ]] || limit_hits=$((limit_hits + with_swap))
       ;;
     2)
-      peak=$(get memory.peak || echo null)
-      limit_hits=$(get memory.events | awk '$1 == "max" { print $2 }')
-      oom_kills=$(get memory.events | awk '$1 == "oom_kill" { print $2 }')
+      load peak memory.peak
+      load oom_kills memory.events oom_kill
+      load limit_hits memory.events max
       ;;
   esac
-  oom_kills=${oom_kills:-null} limit_hits=${limit_hits:-null}
 }
 
 interrupt() {
@@ -225,7 +243,7 @@ wait_for_child() {
   wait "$child" 2>/dev/null || status=$?
   while [[ -n $interrupted ]] && kill -0 "$child" 2>/dev/null; do
     ((waited++ < 50)) || kill -KILL "$child" 2>/dev/null || true
-    sleep 0.1
+    sleep 0.1 || true
   done
   [[ -z $interrupted ]] || status=$interrupted
 }
@@ -276,7 +294,7 @@ run_in_scope() {
   child=$!
   wait_for_child
   [[ -s $results ]] || {
-    # An OOM kill may take the inner shell with it.
+    # The kernel may kill the inner shell too, and systemd stops a scope after a kill.
     ((status == 137 || status == 143)) || fail 'the scope ended without a report; see the messages above'
     oom_kills=1
     return

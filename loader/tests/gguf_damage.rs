@@ -148,7 +148,7 @@ fn damaged_headers_never_panic_and_never_over_allocate() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/arch/llama.gguf");
     let real = std::fs::read(path).unwrap();
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        cases: 4_000,
+        cases: 2_000,
         failure_persistence: None,
         ..ProptestConfig::default()
     });
