@@ -99,16 +99,12 @@ impl Plan {
     pub fn new(catalog: &Catalog, inputs: PlanInputs<'_>) -> Result<Self, PlanError> {
         let items_bytes: u64 = inputs.items.iter().map(|item| item.bytes).sum();
         let for_weights = inputs.budget_bytes.saturating_sub(items_bytes);
-        if let Some(plan) = Self::resident(catalog, &inputs, for_weights) {
-            return Ok(plan);
+        let resident = Self::resident(catalog, &inputs);
+        let resident_bytes = resident.total_bytes();
+        if resident_bytes <= inputs.budget_bytes {
+            return Ok(resident);
         }
-        let longest_row = inputs
-            .uses
-            .iter()
-            .map(|weight| catalog.tensors()[weight.tensor].row_bytes())
-            .max()
-            .unwrap_or(0);
-        let (slots, unit_bytes) = ring_shape(for_weights, longest_row);
+        let (slots, unit_bytes) = ring_shape(for_weights, smallest_unit(catalog, inputs.uses));
         let mut plan = Self::without_residency(catalog, &inputs, unit_bytes);
         plan.slots = slots;
         plan.slot_bytes = slot_bytes(&plan.units);
@@ -116,24 +112,19 @@ impl Plan {
         if fixed_bytes > inputs.budget_bytes {
             return Err(PlanError {
                 budget_bytes: inputs.budget_bytes,
-                needed_bytes: fixed_bytes,
+                needed_bytes: fixed_bytes.min(resident_bytes),
             });
         }
         plan.residency = pin(&plan.units, inputs.budget_bytes - fixed_bytes);
         Ok(plan)
     }
 
-    /// The plan in which nothing streams, if `for_weights` allows it.
-    fn resident(catalog: &Catalog, inputs: &PlanInputs<'_>, for_weights: u64) -> Option<Self> {
+    /// The plan in which nothing streams.
+    fn resident(catalog: &Catalog, inputs: &PlanInputs<'_>) -> Self {
         let mut plan = Self::without_residency(catalog, inputs, SLOT_BYTES_MAX);
         plan.is_mapped = inputs.may_map;
         plan.residency.fill(Residency::Pinned);
-        let weights = if inputs.may_map {
-            catalog.file_bytes()
-        } else {
-            plan.pinned_bytes() + plan.row_bytes()
-        };
-        (weights <= for_weights).then_some(plan)
+        plan
     }
 
     fn without_residency(catalog: &Catalog, inputs: &PlanInputs<'_>, unit_bytes: u64) -> Self {
@@ -221,15 +212,26 @@ fn widest_window(bytes: u64) -> usize {
     (bytes as usize).next_multiple_of(PAGE_BYTES) + PAGE_BYTES
 }
 
+/// Bytes of the largest unit where memory is scarcest: one worth a read, but a row at
+/// least, and a small part of a small model.
+fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
+    let tensors = || uses.iter().map(|weight| &catalog.tensors()[weight.tensor]);
+    let total: u64 = tensors().map(|tensor| tensor.extent.bytes).sum();
+    let longest_row = tensors().map(|tensor| tensor.row_bytes()).max();
+    SLOT_BYTES_MIN
+        .min(total / SLOTS_MAX)
+        .max(longest_row.unwrap_or(0))
+}
+
 /// Slots, and the bytes of the largest unit.
-fn ring_shape(for_weights: u64, longest_row: u64) -> (usize, u64) {
+fn ring_shape(for_weights: u64, unit_bytes_min: u64) -> (usize, u64) {
     let ring_bytes = for_weights / RING_SHARE;
     let mut unit_bytes = SLOT_BYTES_MAX;
     // Eight reads under way before reads grow.
-    while unit_bytes > SLOT_BYTES_MIN && unit_bytes * SLOTS_MAX / 2 > ring_bytes {
+    while unit_bytes > unit_bytes_min && unit_bytes * SLOTS_MAX / 2 > ring_bytes {
         unit_bytes /= 2;
     }
-    let unit_bytes = unit_bytes.max(longest_row);
+    let unit_bytes = unit_bytes.max(unit_bytes_min);
     let slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
     (slots as usize, unit_bytes)
 }
@@ -318,8 +320,8 @@ mod tests {
 
     #[test]
     fn a_ring_has_two_small_slots_at_least_and_sixteen_large_ones_at_most() {
-        assert_eq!(ring_shape(0, 1000), (2, 256 << 10));
-        assert_eq!(ring_shape(64 << 30, 1000), (16, 4 << 20));
+        assert_eq!(ring_shape(0, 256 << 10), (2, 256 << 10));
+        assert_eq!(ring_shape(64 << 30, 256 << 10), (16, 4 << 20));
         assert_eq!(ring_shape(0, 1 << 20), (2, 1 << 20));
     }
 }

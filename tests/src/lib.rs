@@ -2,4 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod fixtures;
 pub mod gguf_writer;
+pub mod run;

@@ -1,0 +1,108 @@
+//! Runs models through the public API, for tests that look at the numbers.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usage, blueprint};
+
+/// Settings for a test: everything explicit, nothing taken from the machine.
+pub fn settings(budget_bytes: u64, context: usize) -> Settings {
+    Settings {
+        ram_budget: RamBudget::Bytes(budget_bytes),
+        context: Some(context),
+        threads: 2,
+        io: Io::Only(Backend::Uring),
+        kv_type: KvType::F16,
+        all_logits: false,
+    }
+}
+
+/// The smallest budget that works for `settings`.
+///
+/// # Panics
+/// When the model cannot be opened at all, or opens with a budget of one byte.
+pub fn smallest_budget(model: &Path, settings: &Settings) -> u64 {
+    let mut settings = settings.clone();
+    settings.ram_budget = RamBudget::Bytes(1);
+    match blueprint::Blueprint::new(model, settings) {
+        Err(Error::BudgetTooSmall { needed_bytes, .. }) => needed_bytes,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("a byte is enough?"),
+    }
+}
+
+/// The logits of every position, row after row.
+///
+/// # Errors
+/// As [`Engine::evaluate`].
+pub fn logits(model: &Path, mut settings: Settings, ids: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+    settings.all_logits = true;
+    settings.context = Some(ids.len());
+    block_on(async {
+        let engine = open(model, settings).await?;
+        logits_of(&engine, ids).await
+    })
+}
+
+/// The logits of every position on an engine that is open already.
+///
+/// # Errors
+/// As [`Engine::evaluate`].
+pub async fn logits_of(engine: &Engine, ids: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
+    let rows = Arc::new(Mutex::new(Vec::new()));
+    let taken = Arc::clone(&rows);
+    engine
+        .evaluate(ids.to_vec(), move |_, row| {
+            taken
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(row.to_vec());
+        })
+        .await?;
+    let mut rows = rows.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(std::mem::take(&mut *rows))
+}
+
+/// The greedy continuation of `ids`, and what it cost.
+///
+/// # Errors
+/// As [`Engine::generate`].
+pub fn greedy(
+    model: &Path,
+    settings: Settings,
+    ids: &[u32],
+    count: usize,
+) -> Result<(Vec<u32>, Usage), Error> {
+    block_on(async {
+        let engine = open(model, settings).await?;
+        let mut request = Request::new(ids.to_vec()).max_tokens(count).greedy();
+        request.ignore_eos = true;
+        let mut stream = engine.generate(request).await?;
+        let mut tokens = Vec::new();
+        while let Some(token) = stream.next().await {
+            tokens.push(token?.id);
+        }
+        let usage = stream.usage().ok_or(Error::Stopped)?.clone();
+        Ok((tokens, usage))
+    })
+}
+
+/// An engine with these settings.
+///
+/// # Errors
+/// As [`Engine::start`].
+pub async fn open(model: &Path, settings: Settings) -> Result<Engine, Error> {
+    let blueprint = blueprint::Blueprint::new(model, settings)?;
+    Engine::start(blueprint, |_, _| {}).await
+}
+
+/// Runs a future to its end on this thread.
+///
+/// # Panics
+/// When the system refuses what an executor needs.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("an executor on this thread")
+        .block_on(future)
+}

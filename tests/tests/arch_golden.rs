@@ -1,0 +1,98 @@
+//! Every architecture against llama.cpp's logits on a tiny random model of it.
+
+use std::collections::BTreeMap;
+
+use emel::{KvType, Settings};
+use emel_tests::fixtures::{fixture, json};
+use emel_tests::run::{greedy, logits, settings, smallest_budget};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Golden {
+    tokens: Vec<u32>,
+    probe_ids: Vec<usize>,
+    /// Per position: argmax, its logit, the runner-up's logit, the probes' logits.
+    rows: Vec<Vec<f64>>,
+    greedy: Vec<u32>,
+}
+
+fn check(name: &str, tolerance: f64) {
+    let goldens: BTreeMap<String, Golden> = json("arch/golden.json");
+    let golden = &goldens[name];
+    let model = fixture("arch").join(name);
+    let mut exact = Settings {
+        kv_type: KvType::F32,
+        ..settings(1 << 30, 64)
+    };
+    // Streamed, so that the goldens hold for what a small budget computes.
+    exact.ram_budget = emel::RamBudget::Bytes(smallest_budget(&model, &exact));
+    let rows = logits(
+        &model,
+        settings_with_logits(&exact, golden, &model),
+        &golden.tokens,
+    )
+    .unwrap();
+    assert_eq!(rows.len(), golden.rows.len());
+    for (position, (row, expected)) in rows.iter().zip(&golden.rows).enumerate() {
+        let near = |found: f32, expected: f64, what: &str| {
+            let limit = tolerance * expected.abs().max(1.0);
+            let difference = (f64::from(found) - expected).abs();
+            assert!(
+                difference <= limit,
+                "{name}, position {position}, {what}: {found} is {difference:e} from {expected}"
+            );
+        };
+        near(row[expected[0] as usize], expected[1], "argmax");
+        let mut others = row.clone();
+        others.remove(expected[0] as usize);
+        let runner_up = others.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        near(runner_up, expected[2], "runner-up");
+        for (&id, &logit) in golden.probe_ids.iter().zip(&expected[3..]) {
+            near(row[id], logit, "probe");
+        }
+    }
+    let (tokens, usage) = greedy(&model, exact, &golden.tokens, golden.greedy.len()).unwrap();
+    assert_eq!(tokens, golden.greedy, "{name}");
+    assert!(usage.streamed_bytes_per_token > 0, "{name} did not stream");
+}
+
+fn settings_with_logits(exact: &Settings, golden: &Golden, model: &std::path::Path) -> Settings {
+    let mut settings = Settings {
+        all_logits: true,
+        context: Some(golden.tokens.len()),
+        ..exact.clone()
+    };
+    settings.ram_budget = emel::RamBudget::Bytes(smallest_budget(model, &settings));
+    settings
+}
+
+#[test]
+fn llama_matches() {
+    check("llama.gguf", 5e-4);
+}
+
+#[test]
+fn llama_with_an_untied_head_matches() {
+    check("llama-untied.gguf", 5e-4);
+}
+
+#[test]
+fn llama_with_rope_frequency_factors_matches() {
+    check("llama-rope-freqs.gguf", 5e-4);
+}
+
+#[test]
+fn llama_with_linear_rope_scaling_matches() {
+    check("llama-linear-rope.gguf", 5e-4);
+}
+
+#[test]
+fn llama_with_yarn_rope_scaling_matches() {
+    check("llama-yarn-rope.gguf", 5e-4);
+}
+
+#[test]
+fn gemma3_matches() {
+    // The golden used a half-precision table for GELU.
+    check("gemma3.gguf", 2e-3);
+}
