@@ -123,8 +123,8 @@ impl Gate {
         match self {
             Self::Silu => simd.multiply(times_sigmoid(simd, gate, gate), up),
             Self::Gelu => {
-                // (1 + tanh(u)) / 2 is the logistic function of 2u.
-                const TWICE_ROOT: f32 = 1.595_769_1;
+                // (1 + tanh(u)) / 2 is the logistic function of 2u; this is 2·√(2/π).
+                const TWICE_ROOT: f32 = 1.595_769;
                 let square = simd.multiply(gate, gate);
                 let inner = simd.fused_multiply_add(square, simd.splat(0.044_715), simd.splat(1.0));
                 let twice = simd.multiply(simd.multiply(gate, inner), simd.splat(TWICE_ROOT));

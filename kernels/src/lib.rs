@@ -8,7 +8,7 @@
 //! The bits of every result are the same for any number of threads, any number of tokens computed
 //! together, any split of rows, and any instruction set. Sums run through eight `f32` lanes, in an
 //! order that depends on a row's length and format only, and end in one fixed tree. Each kernel is
-//! written once over [`arch`]'s vector vocabulary, whose scalar implementation is the reference.
+//! written once over the vector vocabulary of `arch/`, whose scalar implementation is the reference.
 //!
 //! # Where things are
 //!

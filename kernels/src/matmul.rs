@@ -469,7 +469,7 @@ impl<F: QuantisedBlock> Dots for ExactDots<'_, F> {
         for (row, sums) in rows.into_iter().zip(&mut sums) {
             for (block, raw) in F::blocks(row).iter().enumerate() {
                 F::dequantise(raw, weights);
-                for token in 0..T {
+                for (token, sum) in sums.iter_mut().enumerate() {
                     let start = (first_token + token) * self.columns + block * F::ELEMENTS;
                     let values = &self.values[start..][..F::ELEMENTS];
                     let pairs = weights
@@ -479,7 +479,7 @@ impl<F: QuantisedBlock> Dots for ExactDots<'_, F> {
                         .zip(values.as_chunks().0);
                     for (weights, values) in pairs {
                         let (weights, values) = (simd.load(weights), simd.load(values));
-                        sums[token] = simd.fused_multiply_add(weights, values, sums[token]);
+                        *sum = simd.fused_multiply_add(weights, values, *sum);
                     }
                 }
             }

@@ -36,7 +36,6 @@ impl<'a, T> SharedSlice<'a, T> {
     /// # Safety
     ///
     /// While the returned reference lives, nothing else may access these elements.
-    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(crate) unsafe fn range(&self, start: usize, length: usize) -> &'a mut [T] {
         let end = start.checked_add(length);
         assert!(

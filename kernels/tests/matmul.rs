@@ -38,7 +38,7 @@ impl Case {
     }
 
     fn weights(&self) -> Matrix<'_> {
-        Matrix::new(self.format, self.rows, self.columns, &self.bytes[1..]).unwrap()
+        Matrix::new(self.format, self.rows, self.columns, &self.bytes[1..]).expect("whole rows")
     }
 
     fn product(&self, kernels: &Kernels, pool: &Pool, tokens: std::ops::Range<usize>) -> Vec<f32> {
@@ -111,7 +111,7 @@ fn any_format() -> impl Strategy<Value = Format> {
 }
 
 fn inline() -> Pool {
-    Pool::new(1, false).unwrap()
+    Pool::new(1, false).expect("one thread is no thread to start")
 }
 
 proptest! {

@@ -166,3 +166,61 @@ pub(crate) fn exponential<S: Simd>(simd: S, x: S::Floats) -> S::Floats {
     }
     simd.zero_where_less(simd.multiply(series, simd.power_of_two(n)), x, lowest)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `e^x` of eight values.
+    struct Exponential([f32; LANES]);
+
+    impl Routine for Exponential {
+        type Output = [f32; LANES];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
+            let mut out = [0.0; LANES];
+            simd.store(exponential(simd, simd.load(&self.0)), &mut out);
+            out
+        }
+    }
+
+    #[test]
+    fn exponentials_are_within_two_units_in_the_last_place_on_every_path() {
+        for step in 0..100_000 {
+            let first = -87.0 + step as f32 * (175.0 / 100_000.0);
+            let x = std::array::from_fn(|lane| first + lane as f32 * 1e-4);
+            let reference = Scalar.run(Exponential(x));
+            for (x, found) in x.into_iter().zip(reference) {
+                let expected = f64::from(x.min(88.0)).exp();
+                let error = (f64::from(found) / expected - 1.0).abs();
+                assert!(error < 2.0 * f64::from(f32::EPSILON), "e^{x}: {found}");
+            }
+            for kernels in crate::Kernels::all() {
+                let found = kernels.dispatch(Exponential(x));
+                assert_eq!(found.map(f32::to_bits), reference.map(f32::to_bits));
+            }
+        }
+    }
+
+    #[test]
+    fn exponentials_of_extremes_are_defined() {
+        let x = [
+            f32::NEG_INFINITY,
+            -1e30,
+            -88.0,
+            f32::INFINITY,
+            1e30,
+            f32::NAN,
+            0.0,
+            -0.0,
+        ];
+        for kernels in crate::Kernels::all() {
+            let found = kernels.dispatch(Exponential(x));
+            assert_eq!(found[..3], [0.0; 3]);
+            assert!(found[3] > 1e38 && found[3] == found[4] && found[3].is_finite());
+            assert!(found[5].is_nan());
+            assert_eq!(found[6..], [1.0; 2]);
+        }
+    }
+}
