@@ -58,8 +58,8 @@ fn mean_nll(rows: &[Vec<f32>], ids: &[u32]) -> f64 {
     sum / (ids.len() - 1) as f64
 }
 
-/// Top-1 equal wherever its margin is over 0.01, log-probabilities within 5e-3.
-fn check_exact(prompt: &Prompt, rows: &[Vec<f32>]) {
+/// Top-1 equal wherever its margin is over 0.01, log-probabilities within `tolerance`.
+fn check_exact(prompt: &Prompt, rows: &[Vec<f32>], tolerance: f64) {
     let stride = if prompt.top5.len() == prompt.ids.len() {
         1
     } else {
@@ -71,7 +71,7 @@ fn check_exact(prompt: &Prompt, rows: &[Vec<f32>]) {
         for &(id, expected) in top {
             let found = log_probability(row, id);
             assert!(
-                (found - expected).abs() <= 5e-3,
+                (found - expected).abs() <= tolerance,
                 "position {position}, id {id}: {found}, expected {expected}"
             );
         }
@@ -82,7 +82,7 @@ fn check_exact(prompt: &Prompt, rows: &[Vec<f32>]) {
     }
     let found = mean_nll(rows, &prompt.ids);
     assert!(
-        (found - prompt.mean_nll).abs() <= 5e-3,
+        (found - prompt.mean_nll).abs() <= tolerance,
         "mean NLL {found}, expected {}",
         prompt.mean_nll
     );
@@ -147,7 +147,7 @@ fn compare(model: &Path, prompt: &Prompt, exact: Vec<Vec<f32>>) -> Comparison {
     }
 }
 
-fn check(name: &str, reference: &str, llama_divergence: f64) {
+fn check(name: &str, reference: &str, tolerance: f64, llama_divergence: f64) {
     let Some(model) = real_model(name) else {
         return;
     };
@@ -157,7 +157,7 @@ fn check(name: &str, reference: &str, llama_divergence: f64) {
     let mut divergences = Vec::new();
     for prompt in &reference.prompts {
         let exact = logits(&f32_model, exact_settings(), &prompt.ids).unwrap();
-        check_exact(prompt, &exact);
+        check_exact(prompt, &exact, tolerance);
         let exact_nll = mean_nll(&exact, &prompt.ids);
         let found = compare(&model, prompt, exact);
         divergences.extend(found.divergences);
@@ -168,16 +168,21 @@ fn check(name: &str, reference: &str, llama_divergence: f64) {
         }
     }
     let mean = divergences.iter().sum::<f64>() / divergences.len() as f64;
-    eprintln!("{name}: mean KL to exact {mean:.5} over {} positions", divergences.len());
+    eprintln!(
+        "{name}: mean KL to exact {mean:.5} over {} positions",
+        divergences.len()
+    );
     assert!(mean <= llama_divergence, "{name}: mean KL {mean}");
 }
 
 #[test]
 fn smollm2_reproduces_the_exact_model_and_stays_near_it() {
-    check(SMOLLM2, "real/smollm2-135m-q4_1-exact.json", 0.0034);
+    check(SMOLLM2, "real/smollm2-135m-q4_1-exact.json", 5e-3, 0.0034);
 }
 
 #[test]
 fn gemma3_reproduces_the_exact_model_and_stays_near_it() {
-    check(GEMMA3, "real/gemma3-270m-q4_k_m-exact.json", 0.0052);
+    // The reference computes GELU through a table of half precision: a float64
+    // computation of the same model is up to 6.0e-3 from it, and 1.5e-5 from ours.
+    check(GEMMA3, "real/gemma3-270m-q4_k_m-exact.json", 1e-2, 0.0052);
 }

@@ -268,7 +268,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn narrow(self, lanes: [__m256; 4], out: &mut [i8; 32]) -> i32 {
+    fn narrow(self, lanes: [__m256; 4], out: &mut [i8; 32]) -> [i32; 2] {
         proven! {
             let first = _mm256_packs_epi32(_mm256_cvtps_epi32(lanes[0]), _mm256_cvtps_epi32(lanes[1]));
             let last = _mm256_packs_epi32(_mm256_cvtps_epi32(lanes[2]), _mm256_cvtps_epi32(lanes[3]));
@@ -279,9 +279,10 @@ impl Simd for Avx2 {
             _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
             let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
             let quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-            let half = _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256::<1>(quads));
-            let pair = _mm_add_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
-            _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32::<0b10_11_00_01>(pair)))
+            [_mm256_castsi256_si128(quads), _mm256_extracti128_si256::<1>(quads)].map(|half| {
+                let pair = _mm_add_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
+                _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32::<0b10_11_00_01>(pair)))
+            })
         }
     }
 }

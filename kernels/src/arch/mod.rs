@@ -124,9 +124,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn dot_unsigned(self, weights: Self::Bytes, values: Self::Bytes) -> Self::Floats;
     /// As [`Simd::dot_unsigned`] with signed weights, all 256 values allowed.
     fn dot_signed(self, weights: Self::Bytes, values: Self::Bytes) -> Self::Floats;
-    /// Four vectors of integral lanes in `-127..=127`, narrowed to bytes in order. The sum of
-    /// the 32 is returned with them.
-    fn narrow(self, lanes: [Self::Floats; 4], out: &mut [i8; 32]) -> i32;
+    /// Four vectors of integral lanes in `-127..=127`, narrowed to bytes in order. The sums of
+    /// the first 16 and of the last are returned.
+    fn narrow(self, lanes: [Self::Floats; 4], out: &mut [i8; 32]) -> [i32; 2];
 }
 
 /// Fewer than eight values, padded with zeros.

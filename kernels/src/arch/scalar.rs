@@ -222,11 +222,12 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn narrow(self, lanes: [[f32; 8]; 4], out: &mut [i8; 32]) -> i32 {
+    fn narrow(self, lanes: [[f32; 8]; 4], out: &mut [i8; 32]) -> [i32; 2] {
         for (byte, lane) in out.iter_mut().zip(lanes.as_flattened()) {
             *byte = *lane as i8;
         }
-        out.iter().map(|&byte| i32::from(byte)).sum()
+        let sum = |half: &[i8]| half.iter().map(|&byte| i32::from(byte)).sum();
+        [sum(&out[..16]), sum(&out[16..])]
     }
 }
 

@@ -87,9 +87,15 @@ fn accumulate_signed<S: Simd, const T: usize>(
 ) {
     for (pack, sum) in packs.into_iter().zip(sums) {
         let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
-        let scale = simd.splat(scale * pack.scales[group]);
-        *sum = simd.fused_multiply_add(dot, scale, *sum);
+        *sum = simd.fused_multiply_add(dot, half_scales(simd, scale, pack, group), *sum);
     }
+}
+
+/// `scale` times the two scales of a group of activations, each in the lanes of its half.
+#[inline(always)]
+fn half_scales<S: Simd>(simd: S, scale: f32, pack: &Q8Pack, group: usize) -> S::Floats {
+    let [first, second] = [pack.scales[0][group], pack.scales[1][group]];
+    simd.splat_halves(scale * first, scale * second)
 }
 
 /// Adds 32 unsigned weights of one scale and one minimum: `w = scale·q + minimum`.
@@ -108,7 +114,7 @@ fn accumulate_with_minimum<S: Simd, const T: usize>(
     let eighth = simd.splat(minimum * 0.125);
     for (pack, sum) in packs.into_iter().zip(sums) {
         let dot = simd.dot_unsigned(weights, simd.load_signed(&pack.quants[group]));
-        let scale = simd.splat(scale * pack.scales[group]);
+        let scale = half_scales(simd, scale, pack, group);
         let with_minimum = simd.fused_multiply_add(eighth, simd.splat(pack.sums[group]), *sum);
         *sum = simd.fused_multiply_add(dot, scale, with_minimum);
     }

@@ -57,12 +57,13 @@ impl QuantisedBlock for Q4K {
         let minima = simd.multiply(minimum, simd.load_small(&minima));
 
         // Lane `g` of the minima's share belongs to group `g`; only the sum of lanes matters.
-        let mut products = [[0.0; 8]; T];
+        let mut products = [[[0.0; 8]; 2]; T];
         for token in 0..T {
             let pack = packs[token];
             sums[token] = simd.fused_multiply_add(minima, simd.load(&pack.sums), sums[token]);
-            let product = simd.multiply(scales, simd.load(&pack.scales));
-            simd.store(product, &mut products[token]);
+            for (half, product) in pack.scales.iter().zip(&mut products[token]) {
+                simd.store(simd.multiply(scales, simd.load(half)), product);
+            }
         }
         for pair in 0..4 {
             let nibbles = simd.load_bytes(part(raw, 16 + 32 * pair));
@@ -72,7 +73,8 @@ impl QuantisedBlock for Q4K {
                 for (weights, group) in [(low, 2 * pair), (high, 2 * pair + 1)] {
                     let quants = simd.load_signed(&packs[token].quants[group]);
                     let dot = simd.dot_unsigned(weights, quants);
-                    let product = simd.splat(products[token][group]);
+                    let [first, second] = products[token];
+                    let product = simd.splat_halves(first[group], second[group]);
                     sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
                 }
             }

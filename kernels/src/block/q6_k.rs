@@ -69,11 +69,13 @@ impl QuantisedBlock for Q6K {
                 let unsigned = simd.or(nibbles, simd.shift_left_4(pairs));
                 let weights = simd.subtract_byte(unsigned, 32);
                 // Weights 0–15 of a run fall into lanes 0–3, weights 16–31 into lanes 4–7.
-                let scale = simd.splat_halves(scales[2 * run], scales[2 * run + 1]);
+                let scales = [scales[2 * run], scales[2 * run + 1]];
                 for token in 0..T {
                     let quants = simd.load_signed(&packs[token].quants[run]);
                     let dot = simd.dot_signed(weights, quants);
-                    let product = simd.multiply(scale, simd.splat(packs[token].scales[run]));
+                    let [first, second] = packs[token].scales;
+                    let product =
+                        simd.splat_halves(scales[0] * first[run], scales[1] * second[run]);
                     sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
                 }
             }
