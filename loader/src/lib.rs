@@ -5,6 +5,8 @@
 //! brings the others into the [`slots`], and [`weights`] hands them to the steps.
 
 pub mod arena;
+#[cfg(feature = "counting-allocator")]
+pub mod counting_allocator;
 pub mod files;
 pub mod gguf;
 pub mod plan;

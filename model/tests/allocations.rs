@@ -3,43 +3,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
+use emel_loader::counting_allocator::CountingAllocator;
 use emel_loader::gguf::{Array, Metadata, StringTable, Value};
 use emel_model::sampler::{Sampler, SamplerOptions};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, EncodeOptions, Tokenizer};
 
-struct Counting;
-
-static CALLS: AtomicUsize = AtomicUsize::new(0);
-static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        CALLS.fetch_add(1, Ordering::Relaxed);
-        HELD_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are the system allocator's.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 fn calls() -> usize {
-    CALLS.load(Ordering::Relaxed)
+    ALLOCATOR.calls()
 }
 
 fn held_bytes() -> usize {
-    HELD_BYTES.load(Ordering::Relaxed)
+    ALLOCATOR.held_bytes()
 }
 
 fn metadata(model: &str, pre: &str) -> Metadata {

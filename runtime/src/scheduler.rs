@@ -34,10 +34,13 @@ pub(crate) struct Generation {
     pub(crate) events: mpsc::Sender<Event>,
 }
 
+/// Takes a position and its row of logits.
+pub(crate) type OnLogits = Box<dyn FnMut(usize, &[f32]) + Send>;
+
 /// A checked evaluation.
 pub(crate) struct Evaluation {
     pub(crate) ids: Vec<u32>,
-    pub(crate) on_logits: Box<dyn FnMut(usize, &[f32]) + Send>,
+    pub(crate) on_logits: OnLogits,
     pub(crate) finished: oneshot::Sender<Result<(), Error>>,
 }
 
@@ -130,6 +133,7 @@ async fn build(
 struct FixedUsage {
     pinned_bytes: u64,
     ring_bytes: u64,
+    slot_bytes: u64,
     kv_bytes: u64,
     budget_bytes: u64,
     planned_bytes: u64,
@@ -151,6 +155,7 @@ impl FixedUsage {
         Self {
             pinned_bytes: plan.pinned_bytes(),
             ring_bytes: plan.ring_bytes(),
+            slot_bytes: plan.slot_bytes as u64,
             kv_bytes: blueprint.kv_bytes(),
             budget_bytes: plan.budget_bytes,
             planned_bytes: plan.total_bytes(),
@@ -353,6 +358,7 @@ impl Scheduler {
                 .unwrap_or(0),
             pinned_bytes: fixed.pinned_bytes,
             ring_bytes: fixed.ring_bytes,
+            slot_bytes: fixed.slot_bytes,
             kv_bytes: fixed.kv_bytes,
             budget_bytes: fixed.budget_bytes,
             planned_bytes: fixed.planned_bytes,

@@ -25,6 +25,8 @@ pub struct Usage {
     pub pinned_bytes: u64,
     /// Bytes of the slots that the other weights pass through.
     pub ring_bytes: u64,
+    /// Bytes of one of these slots.
+    pub slot_bytes: u64,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,
     /// The budget everything was planned for.

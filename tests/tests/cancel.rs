@@ -1,0 +1,92 @@
+//! Requests that are dropped, refused or late leave an engine that serves.
+
+use emel::{Error, Request};
+use emel_tests::fixtures::fixture;
+use emel_tests::run::{block_on, open, settings, smallest_budget};
+
+fn small_settings(model: &std::path::Path) -> emel::Settings {
+    let mut small = settings(0, 200);
+    small.ram_budget = emel::RamBudget::Bytes(smallest_budget(model, &small));
+    small
+}
+
+async fn answer(engine: &emel::Engine, tokens: usize) -> Result<Vec<u32>, Error> {
+    let mut request = Request::new(vec![1, 2, 3]).max_tokens(tokens).greedy();
+    request.ignore_eos = true;
+    let mut stream = engine.generate(request).await?;
+    let mut ids = Vec::new();
+    while let Some(token) = stream.next().await {
+        ids.push(token?.id);
+    }
+    Ok(ids)
+}
+
+#[test]
+fn dropped_streams_leave_the_engine_as_it_was() {
+    let model = fixture("arch/llama-untied.gguf");
+    block_on(async {
+        let engine = open(&model, small_settings(&model)).await.unwrap();
+        let expected = answer(&engine, 20).await.unwrap();
+        for round in 0..300 {
+            let prompt: Vec<u32> = (0..1 + round % 90).collect();
+            let mut request = Request::new(prompt).max_tokens(1000);
+            request.ignore_eos = true;
+            let mut stream = engine.generate(request).await.unwrap();
+            for _ in 0..round % 4 {
+                stream.next().await.unwrap().unwrap();
+            }
+            drop(stream);
+            if round % 10 == 0 {
+                assert_eq!(answer(&engine, 20).await.unwrap(), expected);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stream_outlives_the_handles_to_its_engine() {
+    let model = fixture("arch/llama.gguf");
+    block_on(async {
+        let engine = open(&model, small_settings(&model)).await.unwrap();
+        let request = Request::new(vec![1, 2, 3]).max_tokens(50).greedy();
+        let mut stream = engine.generate(request).await.unwrap();
+        drop(engine);
+        while let Some(token) = stream.next().await {
+            token.unwrap();
+        }
+        assert!(stream.usage().is_some());
+    });
+}
+
+#[test]
+fn bad_requests_are_refused_and_the_next_one_is_served() {
+    let model = fixture("arch/llama.gguf");
+    block_on(async {
+        let engine = open(&model, small_settings(&model)).await.unwrap();
+        let refuse = async |ids: Vec<u32>| engine.generate(Request::new(ids)).await.err().unwrap();
+        assert!(matches!(refuse(vec![]).await, Error::PromptEmpty));
+        assert!(matches!(
+            refuse(vec![1; 201]).await,
+            Error::PromptTooLong { .. }
+        ));
+        assert!(matches!(
+            refuse(vec![384]).await,
+            Error::TokenId { id: 384, .. }
+        ));
+        let mut hot = Request::new(vec![1]);
+        hot.sampler.temperature = f32::NAN;
+        assert!(engine.generate(hot).await.is_err());
+        assert_eq!(answer(&engine, 5).await.unwrap().len(), 5);
+    });
+}
+
+#[test]
+fn an_answer_stops_at_the_end_of_the_context() {
+    let model = fixture("arch/llama.gguf");
+    block_on(async {
+        let engine = open(&model, small_settings(&model)).await.unwrap();
+        let ids = answer(&engine, 10_000).await.unwrap();
+        // The last token needs no place of its own: nothing is computed from it.
+        assert_eq!(ids.len(), 200 - 3 + 1);
+    });
+}

@@ -1,0 +1,108 @@
+//! The same bits for any budget, reader and number of threads.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use std::sync::mpsc::channel;
+
+use emel::{Backend, Io, RamBudget, Settings};
+use emel_tests::fixtures::{GEMMA3, SMOLLM2, fixture, json, real_model};
+use emel_tests::run::{block_on, open, settings, smallest_budget};
+use serde_json::Value;
+
+/// A hash of the bits of all logits of all prompts, and the bytes that were streamed.
+fn fingerprint(model: &Path, settings: &Settings, prompts: &[Vec<u32>]) -> Vec<u64> {
+    block_on(async {
+        let engine = open(model, settings.clone()).await.unwrap();
+        let mut hashes = Vec::new();
+        for ids in prompts {
+            let (sender, receiver) = channel();
+            engine
+                .evaluate(ids.clone(), move |_, row| {
+                    let mut hasher = DefaultHasher::new();
+                    for logit in row {
+                        logit.to_bits().hash(&mut hasher);
+                    }
+                    sender.send(hasher.finish()).unwrap();
+                })
+                .await
+                .unwrap();
+            hashes.extend(receiver);
+        }
+        hashes
+    })
+}
+
+fn check(model: &Path, prompts: &[Vec<u32>]) {
+    let context = prompts.iter().map(Vec::len).max().unwrap();
+    let file_bytes = std::fs::metadata(model).unwrap().len();
+    let mut base = settings(file_bytes / 2, context);
+    base.all_logits = true;
+    let smallest = smallest_budget(model, &base);
+    // Half a tiny file is less than the engine itself needs.
+    let half = (file_bytes / 2).max(smallest + file_bytes / 8);
+    let with = |budget: u64, backend, threads| Settings {
+        ram_budget: RamBudget::Bytes(budget),
+        io: Io::Only(backend),
+        threads,
+        ..base.clone()
+    };
+    let expected = fingerprint(model, &with(half, Backend::Uring, 2), prompts);
+    assert_eq!(expected.len(), prompts.iter().map(Vec::len).sum::<usize>());
+    let others = [
+        with(smallest, Backend::Uring, 2),
+        with(smallest, Backend::Pread, 1),
+        with(smallest, Backend::Mmap, 2),
+        with(half, Backend::Uring, 1),
+        with(half, Backend::Pread, 2),
+        with(half, Backend::Mmap, 3),
+        with(smallest + 2 * file_bytes, Backend::Uring, 2),
+        with(smallest + 2 * file_bytes, Backend::Mmap, 1),
+    ];
+    for other in others {
+        let found = fingerprint(model, &other, prompts);
+        assert_eq!(found, expected, "{}: {other:?}", model.display());
+    }
+}
+
+/// Long prompts are cut here, which is many chunks of the smallest budget.
+const PROMPT_TOKENS_MAX: usize = 130;
+
+fn prompts(reference: &str) -> Vec<Vec<u32>> {
+    let reference: Value = json(reference);
+    reference["prompts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|prompt| serde_json::from_value(prompt["ids"].clone()).unwrap())
+        .map(|mut ids: Vec<u32>| {
+            ids.truncate(PROMPT_TOKENS_MAX);
+            ids
+        })
+        .collect()
+}
+
+#[test]
+fn a_tiny_llama_gives_the_same_bits_however_it_is_run() {
+    let tokens: Vec<u32> = (0..100).map(|index| index * 37 % 384).collect();
+    check(&fixture("arch/llama-untied.gguf"), &[tokens]);
+}
+
+#[test]
+fn a_tiny_gemma_gives_the_same_bits_however_it_is_run() {
+    let tokens: Vec<u32> = (0..100).map(|index| index * 41 % 384).collect();
+    check(&fixture("arch/gemma3.gguf"), &[tokens]);
+}
+
+#[test]
+fn smollm2_gives_the_same_bits_however_it_is_run() {
+    if let Some(model) = real_model(SMOLLM2) {
+        check(&model, &prompts("real/smollm2-135m-q4_1-exact.json"));
+    }
+}
+
+#[test]
+fn gemma3_gives_the_same_bits_however_it_is_run() {
+    if let Some(model) = real_model(GEMMA3) {
+        check(&model, &prompts("real/gemma3-270m-q4_k_m-exact.json"));
+    }
+}
