@@ -241,6 +241,7 @@ impl Scheduler {
         let limit = max_tokens.min(room);
         let mut decode = meter.clone();
         let mut generated = 0;
+        let mut passes = 0;
         while generated < limit {
             let id = sampler.sample(self.generator.logits(0));
             sampler.accept(id);
@@ -263,6 +264,7 @@ impl Scheduler {
                 self.generator
                     .pass(batch, Pass::Full, &is_cancelled)
                     .await?;
+                passes += 1;
             }
         }
         let rest = detokenizer.finish();
@@ -271,7 +273,12 @@ impl Scheduler {
             let id = self.tokenizer.eos().unwrap_or_default();
             send(&events, Token { id, text }).await?;
         }
-        Ok(self.usage(&meter, prefill, &decode, (ids.len(), generated)))
+        let counts = Counts {
+            prompt: ids.len(),
+            generated,
+            passes,
+        };
+        Ok(self.usage(&meter, prefill, &decode, counts))
     }
 
     /// Runs the prompt through the model, chunk by chunk; the logits of its last token
@@ -332,29 +339,22 @@ impl Scheduler {
         let _ = finished.send(outcome);
     }
 
-    fn usage(
-        &self,
-        meter: &Meter,
-        prefill: Duration,
-        decode: &Meter,
-        (prompt_tokens, generated_tokens): (usize, usize),
-    ) -> Usage {
+    fn usage(&self, meter: &Meter, prefill: Duration, decode: &Meter, counts: Counts) -> Usage {
         let total = meter.read(&self.generator);
         let after_first = decode.read(&self.generator);
-        let decoded = generated_tokens.saturating_sub(1);
         let first_token = decode.started - meter.started;
         let other = total.time.saturating_sub(total.wait + total.compute);
         let fixed = &self.fixed;
         Usage {
-            prompt_tokens,
-            generated_tokens,
-            prefill_tokens_per_second: rate(prompt_tokens, prefill),
-            decode_tokens_per_second: rate(decoded, after_first.time),
+            prompt_tokens: counts.prompt,
+            generated_tokens: counts.generated,
+            prefill_tokens_per_second: rate(counts.prompt, prefill),
+            decode_tokens_per_second: rate(counts.passes, after_first.time),
             first_token_ms: milliseconds(first_token),
             bytes_read: total.bytes_read,
             streamed_bytes_per_token: after_first
                 .bytes_read
-                .checked_div(decoded as u64)
+                .checked_div(counts.passes as u64)
                 .unwrap_or(0),
             pinned_bytes: fixed.pinned_bytes,
             ring_bytes: fixed.ring_bytes,
@@ -373,6 +373,13 @@ impl Scheduler {
             kernels: fixed.kernels,
         }
     }
+}
+
+/// Tokens of a request, and passes after its first token.
+struct Counts {
+    prompt: usize,
+    generated: usize,
+    passes: usize,
 }
 
 async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interruption> {
