@@ -6,17 +6,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use emel_kernels::Kernels;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
 use emel_loader::reader::Backend;
 use emel_model::arch;
-use emel_model::forward::Footprint;
+use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
-use emel_model::tokenizer::Tokenizer;
+use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::budget::RamBudget;
 use crate::error::Error;
+use crate::request::Prompt;
 
 /// The context length where neither the user nor the model asks for less.
 const CONTEXT_DEFAULT: usize = 4096;
@@ -103,6 +105,8 @@ impl Blueprint {
     /// When the file is broken, the model is not supported, or the budget too small.
     pub fn new(path: &Path, settings: Settings) -> Result<Self, Error> {
         check(&settings)?;
+        // Asked again when the engine starts, but by then the weights have been read.
+        Kernels::from_environment().map_err(ForwardError::from)?;
         let mut catalog = Catalog::open(path)?;
         let program = arch::program(&catalog).map_err(|source| Error::model(path, source))?;
         let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
@@ -133,6 +137,11 @@ impl Blueprint {
                     budget_bytes,
                     needed_bytes,
                     context,
+                    shorten: if settings.all_logits {
+                        "shorten the text"
+                    } else {
+                        "lower -c"
+                    },
                 })?;
         let mut notices = draft.notices(&shape);
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
@@ -150,6 +159,29 @@ impl Blueprint {
         })
     }
 
+    /// The token ids of a prompt, checked as the engine will check them, so that a
+    /// prompt that cannot be answered is refused before any weights are read.
+    ///
+    /// # Errors
+    /// When the prompt is empty, too long or not of this vocabulary.
+    pub fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
+        let ids = match prompt {
+            Prompt::Text(text) => self.tokenizer.encode(&text, ENCODE_PROMPT),
+            Prompt::Tokens(ids) => ids,
+        };
+        let vocabulary = self.program.vocabulary();
+        let stranger = ids.iter().find(|&&id| id as usize >= vocabulary);
+        match (ids.len(), stranger) {
+            (0, _) => Err(Error::PromptEmpty),
+            (prompt, _) if prompt > self.context => Err(Error::PromptTooLong {
+                prompt,
+                context: self.context,
+            }),
+            (_, Some(&id)) => Err(Error::TokenId { id, vocabulary }),
+            (_, None) => Ok(ids),
+        }
+    }
+
     /// What the forward pass allocates.
     pub fn footprint(&self) -> Footprint {
         let shape = Shape {
@@ -165,6 +197,12 @@ impl Blueprint {
         self.footprint().kv_bytes(&self.program)
     }
 }
+
+/// Prompts get BOS as the file says, and special tokens in them are recognised.
+const ENCODE_PROMPT: EncodeOptions = EncodeOptions {
+    add_special: true,
+    parse_special: true,
+};
 
 fn check(settings: &Settings) -> Result<(), Error> {
     let refuse = |setting, found: usize, expected: &str| {

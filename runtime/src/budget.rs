@@ -55,7 +55,10 @@ impl RamBudget {
 }
 
 /// The smaller of what the machine has left and what the cgroup allows.
-fn available_bytes() -> Result<u64, BudgetError> {
+///
+/// # Errors
+/// When the machine does not say how much memory it has.
+pub fn available_bytes() -> Result<u64, BudgetError> {
     let available = Memory::default()
         .available()
         .map_err(|error| BudgetError::Unknown {

@@ -1,21 +1,36 @@
 //! What the commands `emel-run` and `emel` share: options, progress and exit codes.
 
+use std::fs::File;
 use std::future::Future;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use clap::{Args, ValueEnum};
+use anyhow::{Context, bail};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, ValueEnum};
+use emel_loader::gguf::Catalog;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::blueprint::{Blueprint, Io, Settings};
-use crate::budget::RamBudget;
+use crate::budget::{RamBudget, available_bytes, in_binary_units};
+use crate::error::Error;
 use crate::{Backend, Engine, KvType};
 
 /// Work that takes longer shows its progress.
 const QUIET_TIME: Duration = Duration::from_secs(1);
+
+/// More text than any context holds. Someone who passes a model as the text should
+/// not have all of it read into memory.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// A message is cut to this many characters: names in a broken file can be of any length.
+const MESSAGE_LENGTH_MAX: usize = 1200;
+
+/// The exit status of a command that was called wrongly.
+const EXIT_USAGE: u8 = 2;
 
 /// Options of every command that runs a model.
 #[derive(Debug, Clone, Args)]
@@ -34,7 +49,7 @@ pub struct ModelOptions {
     pub ram_budget: RamBudget,
 
     /// Threads that compute [default: one for each processor]
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
 
     /// How weights are read
@@ -73,7 +88,7 @@ pub enum KvName {
 #[group(required = true, multiple = false)]
 pub struct TextSource {
     /// The text
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
 
     /// A file that holds the text; - reads standard input
@@ -121,18 +136,82 @@ impl TextSource {
 /// The text in a file, or on standard input for `-`.
 ///
 /// # Errors
-/// When it cannot be read or is not UTF-8.
+/// When it cannot be read, is not UTF-8, or is longer than any prompt.
 pub fn read_text(path: &Path) -> anyhow::Result<String> {
-    let mut text = String::new();
-    if path == Path::new("-") {
-        io::stdin()
-            .read_to_string(&mut text)
-            .context("standard input: cannot read UTF-8 text")?;
+    let (name, read) = if path == Path::new("-") {
+        ("standard input".to_owned(), read_bytes(io::stdin()))
     } else {
-        text = std::fs::read_to_string(path)
-            .with_context(|| format!("{}: cannot read UTF-8 text", path.display()))?;
+        let bytes = File::open(path).and_then(read_bytes);
+        (path.display().to_string(), bytes)
+    };
+    let bytes = match read {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            bail!("{name}: cannot read text: {error}; check the path and its permissions")
+        }
+    };
+    if bytes.len() as u64 > TEXT_BYTES_MAX {
+        bail!(
+            "{name}: over {} of text, expected less; is it the right file?",
+            in_binary_units(TEXT_BYTES_MAX)
+        );
     }
-    Ok(text)
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        anyhow::anyhow!("{name}: byte {at} is not UTF-8, expected UTF-8 text; convert it (iconv)")
+    })
+}
+
+fn read_bytes(source: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // One byte more tells a text that is too long from one that just fits.
+    source.take(TEXT_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Creates a file for results before the work begins, so that a path that cannot be
+/// written is noticed at once. `what` it is for completes "cannot write".
+///
+/// # Errors
+/// When it cannot be created, or is one of the model's own files.
+pub fn create_output(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<File> {
+    if let Ok(found) = std::fs::metadata(path) {
+        let is_model = catalog
+            .files()
+            .iter()
+            .any(|file| (file.identity.device, file.identity.inode) == (found.dev(), found.ino()));
+        if is_model {
+            bail!(
+                "{}: this is the model, expected another file for {what}; choose another name",
+                path.display()
+            );
+        }
+    }
+    File::create(path).map_err(|error| {
+        anyhow::anyhow!(
+            "{}: cannot write {what}: {error}; check the folder and its permissions",
+            path.display()
+        )
+    })
+}
+
+/// Standard output cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output: cannot write: {source}; check the disk or the program that reads it")]
+pub struct OutputError {
+    source: io::Error,
+}
+
+/// Writes a piece of the result to standard output, at once.
+///
+/// # Errors
+/// When standard output does not take it.
+pub fn print(text: &str) -> Result<(), OutputError> {
+    let mut output = io::stdout().lock();
+    output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush())
+        .map_err(|source| OutputError { source })
 }
 
 /// Starts an engine, with progress and notices on standard error.
@@ -146,6 +225,7 @@ pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
             HumanBytes(blueprint.plan.budget_bytes)
         ));
     }
+    warn_of_memory(&blueprint);
     let bar = bar("loading");
     let shown = bar.clone();
     let engine = Engine::start(blueprint, move |bytes, total| {
@@ -158,6 +238,20 @@ pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
         notice(text);
     }
     Ok(engine)
+}
+
+/// A budget may be more than the machine has; the plan was made for it all the same.
+fn warn_of_memory(blueprint: &Blueprint) {
+    let planned = blueprint.plan.total_bytes();
+    if let Ok(available) = available_bytes()
+        && planned > available
+    {
+        notice(&format!(
+            "the plan takes {} and {} of memory are available; lower --ram-budget if the system swaps or kills the process",
+            in_binary_units(planned),
+            in_binary_units(available)
+        ));
+    }
 }
 
 /// A progress bar in bytes on standard error, which appears after a second.
@@ -196,11 +290,44 @@ fn show_later(bar: &ProgressBar) {
 
 /// Tells the user something that is no error.
 pub fn notice(text: &str) {
-    eprintln!("note: {text}");
+    tell(&format!("note: {}", one_line(text)));
 }
 
-/// Runs a command to its end. Errors become one line on standard error and status 1.
-/// A reader of our output that has left early is no error.
+/// Writes a line to standard error. When nobody can read it, there is nobody to tell.
+pub fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// The command's options. Wrong ones end the process with one line on standard error
+/// and status 2; `--help` and `--version` end it with their text on standard output.
+pub fn parse<O: Parser>() -> O {
+    O::try_parse().unwrap_or_else(|error| {
+        if !error.use_stderr()
+            || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        {
+            error.exit();
+        }
+        tell(&one_line(&usage_message(&error.render().to_string())));
+        std::process::exit(EXIT_USAGE.into());
+    })
+}
+
+/// clap's message without its usage text, its paragraphs joined.
+fn usage_message(rendered: &str) -> String {
+    let shown = rendered.split("\n\nUsage:").next().unwrap_or(rendered);
+    let paragraphs = shown.split("\n\n").map(|paragraph| {
+        let lines: Vec<&str> = paragraph.lines().map(str::trim).collect();
+        lines.join(" ")
+    });
+    let message: Vec<String> = paragraphs
+        .filter(|text| !text.is_empty() && !text.starts_with("For more information"))
+        .collect();
+    format!("{}; see --help", message.join("; "))
+}
+
+/// Runs a command to its end. Errors become one line on standard error and status 1,
+/// or 2 if an option has a value that nothing works with. A reader of our output that
+/// has left early is no error.
 pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let outcome = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -210,14 +337,84 @@ pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            tell(&format!("error: {}", one_line(&message(&error))));
+            match error.downcast_ref::<Error>() {
+                Some(Error::Setting { .. } | Error::Sampler(_)) => EXIT_USAGE.into(),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }
 
+/// An error with its causes. Many of ours quote their cause already.
+fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            let separator = if text.is_empty() { "" } else { ": " };
+            text = text + separator + &cause;
+        }
+    }
+    text
+}
+
+/// A message as one line of bounded length. What comes from files and file names may
+/// hold line breaks and escape sequences, which a terminal should not see.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() || is_invisible(character) {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    let length = line.chars().count();
+    if length <= MESSAGE_LENGTH_MAX {
+        return line;
+    }
+    // What was expected and what to do are at the end.
+    let half = MESSAGE_LENGTH_MAX / 2;
+    let (start, end) = (line.chars().take(half), line.chars().skip(length - half));
+    start.chain(['…']).chain(end).collect()
+}
+
+/// Separators of lines that are no control characters, and what reorders text.
+fn is_invisible(character: char) -> bool {
+    matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        .downcast_ref::<OutputError>()
+        .is_some_and(|error| error.source.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_a_file_name_holds() {
+        assert_eq!(
+            one_line("a\nb\x1b[31m\u{202e}c é"),
+            "a\\nb\\u{1b}[31m\\u{202e}c é"
+        );
+    }
+
+    #[test]
+    fn a_long_message_keeps_both_ends() {
+        let line = one_line(&format!("start{}end", "é".repeat(10_000)));
+        assert_eq!(line.chars().count(), MESSAGE_LENGTH_MAX + 1);
+        assert!(line.starts_with("start") && line.ends_with("end"));
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = io::Error::other("no disk");
+        let quoting = anyhow::Error::new(cause).context("a.gguf: cannot open: no disk; check it");
+        assert_eq!(message(&quoting), "a.gguf: cannot open: no disk; check it");
+        let bare = anyhow::Error::new(io::Error::other("no disk")).context("a.gguf");
+        assert_eq!(message(&bare), "a.gguf: no disk");
+    }
 }

@@ -42,9 +42,9 @@ pub enum Error {
     Budget(#[from] BudgetError),
     /// The budget cannot hold the model at this context length.
     #[error(
-        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or lower -c",
+        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or {shorten}",
         path.display(),
-        in_binary_units(*budget_bytes),
+        budget_found(*budget_bytes, *needed_bytes),
         needed_bytes.div_ceil(1 << 20)
     )]
     BudgetTooSmall {
@@ -56,6 +56,8 @@ pub enum Error {
         needed_bytes: u64,
         /// The context length it was computed for.
         context: usize,
+        /// How the user makes the context shorter.
+        shorten: &'static str,
     },
     /// A setting that no model works with.
     #[error("{setting} is {found}, expected {expected}")]
@@ -125,5 +127,15 @@ impl Error {
             path: path.to_owned(),
             source,
         }
+    }
+}
+
+/// The budget as people write it; in bytes where rounding would make it look large
+/// enough.
+fn budget_found(budget_bytes: u64, needed_bytes: u64) -> String {
+    if needed_bytes.saturating_sub(budget_bytes) < 1 << 20 {
+        format!("{budget_bytes} bytes")
+    } else {
+        in_binary_units(budget_bytes)
     }
 }

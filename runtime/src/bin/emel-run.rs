@@ -1,6 +1,6 @@
 //! `emel-run`: continues a text.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use clap::Parser;
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::{self, ModelOptions, TextSource};
-use emel::{Request, SamplerOptions, Usage};
+use emel::{Error, Prompt, Request, SamplerOptions, Usage};
 
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The continuation goes to standard output, everything else to
@@ -33,7 +33,12 @@ struct Options {
     ctx_size: Option<usize>,
 
     /// Temperature; 0 always takes the most probable token
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.8,
+        allow_negative_numbers = true
+    )]
     temp: f32,
 
     /// Sample from the K most probable tokens; 0 for all
@@ -41,15 +46,30 @@ struct Options {
     top_k: usize,
 
     /// Sample from the fewest tokens whose probability sums to P; 1 for all
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(
+        long,
+        value_name = "P",
+        allow_negative_numbers = true,
+        default_value_t = 0.95
+    )]
     top_p: f32,
 
     /// Sample from tokens at least P times as probable as the best; 0 for all
-    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    #[arg(
+        long,
+        value_name = "P",
+        allow_negative_numbers = true,
+        default_value_t = 0.05
+    )]
     min_p: f32,
 
     /// Penalty for repeated tokens; 1 for none
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(
+        long,
+        value_name = "X",
+        allow_negative_numbers = true,
+        default_value_t = 1.0
+    )]
     repeat_penalty: f32,
 
     /// Tokens that the repeat penalty looks back on
@@ -57,14 +77,14 @@ struct Options {
     repeat_last_n: usize,
 
     /// Seed of the random numbers [default: another each time]
-    #[arg(short, long)]
+    #[arg(short, long, value_name = "S")]
     seed: Option<u64>,
 
     /// Go on after an end-of-generation token
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Print statistics
+    /// Print statistics to standard error
     #[arg(long)]
     stats: bool,
 
@@ -74,40 +94,49 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    cli::run(run(Options::parse()))
+    cli::run(run(cli::parse()))
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {
+    let sampler = sampler(&options)?;
     let text = options.text.read()?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
-    let request = request(&options, text)?;
     let blueprint = Blueprint::new(&options.model.model, settings)?;
+    // Whatever can be refused is refused here: loading may take minutes.
+    let ids = blueprint.prompt_ids(Prompt::Text(text))?;
+    let statistics = options
+        .stats_json
+        .as_deref()
+        .map(|path| cli::create_output(path, &blueprint.catalog, "statistics"))
+        .transpose()?;
     let engine = cli::start(blueprint).await?;
 
+    let mut request = Request::new(ids).sampler(sampler);
+    request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
+    request.ignore_eos = options.ignore_eos;
     let spinner = cli::spinner("reading the prompt");
     let mut stream = engine.generate(request).await?;
-    let mut output = io::stdout().lock();
     while let Some(token) = stream.next().await {
         spinner.finish_and_clear();
-        output.write_all(token?.text.as_bytes())?;
-        output.flush()?;
+        cli::print(&token?.text)?;
     }
-    writeln!(output)?;
+    spinner.finish_and_clear();
+    cli::print("\n")?;
     if let Some(usage) = stream.usage() {
         if options.stats {
             print_statistics(usage);
         }
-        if let Some(path) = &options.stats_json {
+        if let (Some(mut file), Some(path)) = (statistics, &options.stats_json) {
             let json = serde_json::to_string_pretty(usage)? + "\n";
-            std::fs::write(path, json)
+            file.write_all(json.as_bytes())
                 .with_context(|| format!("{}: cannot write statistics", path.display()))?;
         }
     }
     Ok(())
 }
 
-fn request(options: &Options, text: String) -> anyhow::Result<Request> {
+fn sampler(options: &Options) -> Result<SamplerOptions, Error> {
     let sampler = SamplerOptions {
         temperature: options.temp,
         top_k: options.top_k,
@@ -117,11 +146,19 @@ fn request(options: &Options, text: String) -> anyhow::Result<Request> {
         repeat_last_n: options.repeat_last_n,
         seed: options.seed.unwrap_or_else(seed_from_clock),
     };
-    sampler.check()?;
-    let mut request = Request::new(text).sampler(sampler);
-    request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
-    request.ignore_eos = options.ignore_eos;
-    Ok(request)
+    // Named as the command spells them.
+    sampler.check().map_err(|error| Error::Setting {
+        setting: match error.option {
+            "temperature" => "--temp",
+            "top_p" => "--top-p",
+            "min_p" => "--min-p",
+            "repeat_penalty" => "--repeat-penalty",
+            other => other,
+        },
+        found: error.found.to_string(),
+        expected: error.expected.to_owned(),
+    })?;
+    Ok(sampler)
 }
 
 fn seed_from_clock() -> u64 {
@@ -132,27 +169,27 @@ fn seed_from_clock() -> u64 {
 
 fn print_statistics(usage: &Usage) {
     let size = in_binary_units;
-    eprintln!(
+    cli::tell(&format!(
         "prompt:  {} tokens, {:.1} tokens/s, first token after {:.0} ms",
         usage.prompt_tokens, usage.prefill_tokens_per_second, usage.first_token_ms
-    );
-    eprintln!(
+    ));
+    cli::tell(&format!(
         "answer:  {} tokens, {:.1} tokens/s",
         usage.generated_tokens, usage.decode_tokens_per_second
-    );
-    eprintln!(
+    ));
+    cli::tell(&format!(
         "reading: {} in all, {} per token, {} ({}direct, {}registered buffers)",
         size(usage.bytes_read),
         size(usage.streamed_bytes_per_token),
         usage.io_backend,
         if usage.direct_io { "" } else { "not " },
         if usage.registered_buffers { "" } else { "no " },
-    );
-    eprintln!(
+    ));
+    cli::tell(&format!(
         "time:    {:.0} ms waiting for weights, {:.0} ms computing, {:.0} ms else; {} threads, {}",
         usage.wait_ms, usage.compute_ms, usage.other_ms, usage.threads, usage.kernels
-    );
-    eprintln!(
+    ));
+    cli::tell(&format!(
         "memory:  budget {}, planned {} (pinned {}, ring {}, KV {}), peak {}",
         size(usage.budget_bytes),
         size(usage.planned_bytes),
@@ -160,5 +197,5 @@ fn print_statistics(usage: &Usage) {
         size(usage.ring_bytes),
         size(usage.kv_bytes),
         size(usage.peak_memory_bytes),
-    );
+    ));
 }

@@ -1,16 +1,18 @@
 //! `emel`: looks into models and measures them.
 
+use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::{self, ModelOptions, TextSource};
+use emel::{Error, Prompt};
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::ROW_SLOTS;
 use emel_model::sampler::{log_probability, top_log_probabilities};
@@ -91,12 +93,17 @@ struct EvalSource {
     file: Option<PathBuf>,
 
     /// Token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "IDS",
+        value_delimiter = ',',
+        allow_hyphen_values = true
+    )]
     tokens: Option<Vec<u32>>,
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
+    let options: Options = cli::parse();
     cli::run(async {
         match options.command {
             Command::Plan(options) => plan(&options),
@@ -133,12 +140,11 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     blueprint.notices.iter().for_each(|text| cli::notice(text));
     let report = plan_report(&blueprint);
-    let mut output = io::stdout().lock();
     if options.json {
-        serde_json::to_writer_pretty(&mut output, &report)?;
-        writeln!(output)?;
+        cli::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
         return Ok(());
     }
+    let mut output = String::new();
     let size = in_binary_units;
     writeln!(output, "budget    {:>11}", size(report.budget_bytes))?;
     for item in &report.items {
@@ -155,6 +161,7 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
             f64::from(1 << 30) / report.streamed_bytes_per_pass as f64
         )?;
     }
+    cli::print(&output)?;
     Ok(())
 }
 
@@ -212,15 +219,15 @@ fn tokenize(options: &TokenizeOptions) -> anyhow::Result<()> {
     let report = TokenizeReport {
         ids: tokenizer.encode(&options.text.read()?, ENCODE),
     };
-    let mut output = io::stdout().lock();
     if options.json {
-        serde_json::to_writer(&mut output, &report)?;
-        writeln!(output)?;
+        cli::print(&(serde_json::to_string(&report)? + "\n"))?;
     } else {
+        let mut output = String::new();
         for &id in &report.ids {
             let text = String::from_utf8_lossy(&tokenizer.token_bytes(id, true)).into_owned();
             writeln!(output, "{id:>8}  {text:?}")?;
         }
+        cli::print(&output)?;
     }
     Ok(())
 }
@@ -282,17 +289,17 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
         (None, None) => Vec::new(),
     };
     if ids.is_empty() {
-        bail!("the text has no tokens; give some text");
+        return Err(Error::PromptEmpty.into());
     }
     let mut settings = options.model.settings();
     settings.context = Some(ids.len());
     settings.all_logits = true;
     let blueprint = Blueprint::new(model, settings)?;
-    let vocabulary = blueprint.program.vocabulary();
+    let ids = blueprint.prompt_ids(Prompt::Tokens(ids))?;
     let logits = options
         .logits
         .as_deref()
-        .map(|path| create_npy(path, ids.len(), vocabulary))
+        .map(|path| create_npy(path, ids.len(), &blueprint))
         .transpose()?;
     let scores = Arc::new(Mutex::new(Scores {
         ids: ids.clone(),
@@ -325,12 +332,11 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
 }
 
 fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
-    let mut output = io::stdout().lock();
     if json {
-        serde_json::to_writer(&mut output, report)?;
-        writeln!(output)?;
+        cli::print(&(serde_json::to_string(report)? + "\n"))?;
         return Ok(());
     }
+    let mut output = String::new();
     for (position, row) in report.top.iter().enumerate() {
         write!(output, "{position:>6}")?;
         for (id, log_probability) in row {
@@ -345,14 +351,17 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
         report.mean_nll,
         report.mean_nll.exp()
     )?;
+    cli::print(&output)?;
     Ok(())
 }
 
 /// Starts a NumPy file of float32 [rows, columns]; the rows follow.
 /// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
-fn create_npy(path: &Path, rows: usize, columns: usize) -> anyhow::Result<BufWriter<File>> {
+fn create_npy(path: &Path, rows: usize, blueprint: &Blueprint) -> anyhow::Result<BufWriter<File>> {
     let failed = || format!("{}: cannot write logits", path.display());
-    let mut file = BufWriter::new(File::create(path).with_context(failed)?);
+    let columns = blueprint.program.vocabulary();
+    let file = cli::create_output(path, &blueprint.catalog, "logits")?;
+    let mut file = BufWriter::new(file);
     let header =
         format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
     // Magic, version and length take 10 bytes; data starts at a multiple of 64.
@@ -365,7 +374,7 @@ fn create_npy(path: &Path, rows: usize, columns: usize) -> anyhow::Result<BufWri
 }
 
 fn finish_npy(scores: &mut Scores, path: Option<&Path>) -> anyhow::Result<()> {
-    let flushed = scores.logits.as_mut().map_or(Ok(()), Write::flush);
+    let flushed = scores.logits.as_mut().map_or(Ok(()), io::Write::flush);
     let outcome = scores.failure.take().map_or(flushed, Err);
     outcome.with_context(|| {
         let path = path.unwrap_or(Path::new(""));
