@@ -2,6 +2,7 @@
 
 use emel_kernels::{KvSlice, KvSliceMut, KvView};
 use half::f16;
+use half::vec::HalfBitsVecExt;
 
 use crate::hyperparameters::Hyperparameters;
 
@@ -80,7 +81,8 @@ impl Rows {
     // Zeroed pages are not touched until they are written, so an unused context is free.
     fn new(length: usize, kv_type: KvType) -> Self {
         match kv_type {
-            KvType::F16 => Self::F16(vec![f16::ZERO; length]),
+            // Of bits, because only a vector of integers comes zeroed from the system.
+            KvType::F16 => Self::F16(vec![0_u16; length].reinterpret_into()),
             KvType::F32 => Self::F32(vec![0.0; length]),
         }
     }
