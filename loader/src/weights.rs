@@ -36,7 +36,7 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// The reader cannot be started.
-    #[error("cannot start the {} reader: {source}", backend.name())]
+    #[error("cannot start the {} reader: {source}; {}", backend.name(), backend.remedy())]
     Reader {
         /// The reader.
         backend: Backend,

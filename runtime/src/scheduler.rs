@@ -97,8 +97,8 @@ async fn build(
         && let WeightsError::Reader { source, .. } = source
     {
         notices.push(format!(
-            "io_uring is refused ({source}); reading with pread instead. Containers and \
-             seccomp profiles often forbid it, and sysctl kernel.io_uring_disabled can"
+            "reading with pread, because io_uring is refused ({source}): {}",
+            backend.remedy()
         ));
         backend = Backend::Pread;
         built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;

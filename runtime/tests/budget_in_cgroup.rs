@@ -2,6 +2,8 @@
 //! larger one no more is used. Needs the right to make a memory cgroup; says so and
 //! passes without it.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

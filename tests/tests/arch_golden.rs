@@ -1,5 +1,7 @@
 //! Every architecture against llama.cpp's logits on a tiny random model of it.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::collections::BTreeMap;
 
 use emel::{KvType, Settings};

@@ -1,5 +1,7 @@
 //! Requests that are dropped, refused or late leave an engine that serves.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use emel::{Error, Request};
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{block_on, open, settings, smallest_budget};

@@ -1,5 +1,7 @@
 //! The same bits for any budget, reader and number of threads.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::mpsc::channel;

@@ -1,6 +1,8 @@
 //! Two real models: their text, their exact numbers, and how far quantised arithmetic
 //! is from these.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,6 +1,8 @@
 //! What a token costs once decoding is under way: no allocation, and no more reads
 //! than the plan says. One test, because the counters are the process's.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use emel::{Request, SamplerOptions};
 use emel_loader::counting_allocator::CountingAllocator;
 use emel_tests::fixtures::fixture;

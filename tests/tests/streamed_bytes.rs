@@ -1,6 +1,8 @@
 //! The streamed bytes are the bytes used: with the plan of one file and the contents
 //! of another, the answer is the other's.
 
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -79,6 +79,18 @@ impl Backend {
         }
     }
 
+    /// What to do where the system refuses it.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::Uring => {
+                "containers, seccomp profiles and sysctl kernel.io_uring_disabled can forbid \
+                 io_uring; allow it, or use --io pread"
+            }
+            Self::Pread => "raise the limit on threads (ulimit -u)",
+            Self::Mmap => "raise the limit on address space (ulimit -v), or use --io pread",
+        }
+    }
+
     /// Whether reads land in buffers of ours, as opposed to views of a mapping.
     pub fn needs_buffers(self) -> bool {
         self != Self::Mmap
