@@ -305,6 +305,20 @@ impl<'a> ProgramBuilder<'a> {
         Ok(())
     }
 
+    /// Projects the normed stream to queries, keys and values.
+    ///
+    /// # Errors
+    /// When one of the matrices is missing or of another size.
+    pub fn query_key_value(&mut self, names: [&str; 3]) -> Result<(), ModelError> {
+        let shape = &self.program.hyperparameters;
+        let (heads, kv_heads) = (shape.heads, shape.kv_heads);
+        let (key_width, value_width) = (shape.key_width, shape.value_width);
+        let [query, key, value] = names;
+        self.linear(query, heads * key_width, Buffer::Normed, Buffer::Query)?;
+        self.linear(key, kv_heads * key_width, Buffer::Normed, Buffer::Key)?;
+        self.linear(value, kv_heads * value_width, Buffer::Normed, Buffer::Value)
+    }
+
     /// Rotates the heads of queries and keys.
     pub fn rope(&mut self, rotation: usize) {
         let Hyperparameters {

@@ -267,12 +267,6 @@ impl Scheduler {
                 passes += 1;
             }
         }
-        let rest = detokenizer.finish();
-        if !rest.is_empty() {
-            let text = rest.into();
-            let id = self.tokenizer.eos().unwrap_or_default();
-            send(&events, Token { id, text }).await?;
-        }
         let counts = Counts {
             prompt: ids.len(),
             generated,

@@ -18,7 +18,8 @@ pub struct Token {
     /// Its id in the model's vocabulary.
     pub id: u32,
     /// The text that is complete with it: whole characters only, so it can be empty,
-    /// and longer than the token's own text.
+    /// and longer than the token's own text. A character that the answer leaves
+    /// incomplete at its end is not shown.
     pub text: SmolStr,
 }
 

@@ -94,6 +94,16 @@ fn llama_with_yarn_rope_scaling_matches() {
 }
 
 #[test]
+fn qwen2_matches() {
+    check("qwen2.gguf", 5e-4);
+}
+
+#[test]
+fn qwen3_matches() {
+    check("qwen3.gguf", 5e-4);
+}
+
+#[test]
 fn gemma3_matches() {
     // The golden used a half-precision table for GELU.
     check("gemma3.gguf", 2e-3);

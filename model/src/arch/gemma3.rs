@@ -6,7 +6,7 @@ use emel_kernels::{RopeScaling, RopeStyle};
 
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
-use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual, Value};
+use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual};
 use crate::program::{Activation, Op, ProgramBuilder};
 
 /// Every sixth layer looks at all positions.
@@ -25,9 +25,8 @@ pub(super) fn describe(
     let halves = RopeStyle::Halves;
     let global = model.rotation(halves, shape.rope_base, shape.rope_scaling, "")?;
     let local = model.rotation(halves, LOCAL_ROPE_BASE, RopeScaling::None, "")?;
-    let (heads, kv_heads) = (shape.heads, shape.kv_heads);
     let score_width = if shape.layers == LAYERS_27B {
-        shape.width / heads
+        shape.width / shape.heads
     } else {
         shape.key_width
     };
@@ -43,9 +42,7 @@ pub(super) fn describe(
         model.begin_layer(layer);
 
         model.norm(&name("attn_norm.weight"), Residual, Normed)?;
-        model.linear(&name("attn_q"), heads * shape.key_width, Normed, Query)?;
-        model.linear(&name("attn_k"), kv_heads * shape.key_width, Normed, Key)?;
-        model.linear(&name("attn_v"), kv_heads * shape.value_width, Normed, Value)?;
+        model.query_key_value([&name("attn_q"), &name("attn_k"), &name("attn_v")])?;
         model.norm_heads(&name("attn_q_norm.weight"), Query, shape.key_width)?;
         model.norm_heads(&name("attn_k_norm.weight"), Key, shape.key_width)?;
         model.rope(rotation);

@@ -3,6 +3,9 @@
 
 mod gemma3;
 mod llama;
+mod pre_norm;
+mod qwen2;
+mod qwen3;
 
 use emel_loader::gguf::Catalog;
 
@@ -13,8 +16,12 @@ use crate::program::{Program, ProgramBuilder};
 type Describe = fn(&mut ProgramBuilder<'_>, &Hyperparameters) -> Result<(), ModelError>;
 
 /// `general.architecture` and who describes it.
-const ARCHITECTURES: &[(&str, Describe)] =
-    &[("llama", llama::describe), ("gemma3", gemma3::describe)];
+const ARCHITECTURES: &[(&str, Describe)] = &[
+    ("llama", llama::describe),
+    ("qwen2", qwen2::describe),
+    ("qwen3", qwen3::describe),
+    ("gemma3", gemma3::describe),
+];
 
 /// The program of the model that the catalog holds.
 ///
