@@ -47,7 +47,10 @@ fn an_empty_file_is_refused() {
 
 #[test]
 fn a_text_file_is_refused() {
-    bytes_refused(b"Hello, world\n", &["starts with \"Hell\"", "expected \"GGUF\""]);
+    bytes_refused(
+        b"Hello, world\n",
+        &["starts with \"Hell\"", "expected \"GGUF\""],
+    );
 }
 
 #[test]
@@ -56,13 +59,21 @@ fn a_file_is_refused_wherever_its_header_ends() {
     for length in [3, 4, 7, 15, 24, 30, 100, 1000, 5000, 15_000] {
         bytes_refused(&whole[..length], &["error"]);
     }
-    bytes_refused(&whole[..100], &["ends at byte 100", "truncated", "download"]);
+    bytes_refused(
+        &whole[..100],
+        &["ends at byte 100", "truncated", "download"],
+    );
 }
 
 #[test]
 fn a_file_that_ends_inside_tensor_data_is_refused() {
     let whole = fs::read(llama()).unwrap();
-    let expected = ["needs", "before the end of the file", "truncated", "download"];
+    let expected = [
+        "needs",
+        "before the end of the file",
+        "truncated",
+        "download",
+    ];
     bytes_refused(&whole[..whole.len() / 2], &expected);
     bytes_refused(&whole[..whole.len() - 100], &expected);
 }
@@ -192,7 +203,11 @@ fn missing_tokenizer_keys_are_refused() {
         model_refused(&model, &[&key, "missing", "expected"]);
         let folder = TempDir::new().unwrap();
         let path = model.write(&folder);
-        refusal(emel("tokenize", &path, words("-p hi")), 1, &[&key, "model.gguf"]);
+        refusal(
+            emel("tokenize", &path, words("-p hi")),
+            1,
+            &[&key, "model.gguf"],
+        );
     }
 }
 
@@ -312,7 +327,11 @@ fn extreme_but_possible_numbers_neither_fail_nor_panic() {
     ] {
         let folder = TempDir::new().unwrap();
         let path = model.write(&folder);
-        for sampling in ["--temp 0", "--temp 0.8", "--temp 1 --top-k 0 --repeat-penalty 2"] {
+        for sampling in [
+            "--temp 0",
+            "--temp 0.8",
+            "--temp 1 --top-k 0 --repeat-penalty 2",
+        ] {
             let arguments = words("-p l -n 3").chain(words(sampling));
             result(emel_run(&path, arguments));
         }
@@ -332,14 +351,29 @@ fn shards_that_do_not_belong_together_are_refused() {
     let paths = write();
     result(emel_run(&paths[0], words("-p hello -n 4")));
 
-    refused(&paths[1], &["shard 2 of 3", "expected the first", "m-00001-of-00003.gguf"]);
+    refused(
+        &paths[1],
+        &[
+            "shard 2 of 3",
+            "expected the first",
+            "m-00001-of-00003.gguf",
+        ],
+    );
 
     fs::remove_file(&paths[2]).unwrap();
-    let message = refusal(emel("plan", &paths[0], words("")), 1, &["shard 3 of 3 is missing"]);
+    let message = refusal(
+        emel("plan", &paths[0], words("")),
+        1,
+        &["shard 3 of 3 is missing"],
+    );
     assert!(message.contains("m-00003-of-00003.gguf"), "{message}");
 
     fs::copy(&paths[1], &paths[2]).unwrap();
-    refusal(emel("plan", &paths[0], words("")), 1, &["m-00003", "split.no", "expected 2"]);
+    refusal(
+        emel("plan", &paths[0], words("")),
+        1,
+        &["m-00003", "split.no", "expected 2"],
+    );
 
     let paths = write();
     let renamed = folder.path().join("renamed.gguf");
@@ -350,7 +384,10 @@ fn shards_that_do_not_belong_together_are_refused() {
 #[test]
 fn what_is_no_regular_file_is_refused() {
     let folder = TempDir::new().unwrap();
-    refused(folder.path(), &["is a directory", "expected a regular file"]);
+    refused(
+        folder.path(),
+        &["is a directory", "expected a regular file"],
+    );
     let fifo = folder.path().join("fifo.gguf");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     refused(&fifo, &["is a FIFO", "expected a regular file"]);
@@ -382,7 +419,11 @@ fn a_file_without_permission_is_refused() {
 #[test]
 fn file_names_of_any_bytes_stay_on_one_line() {
     let folder = TempDir::new().unwrap();
-    for name in [&b"new\nline.gguf"[..], b"escape\x1b[2J.gguf", b"not\xffutf8.gguf"] {
+    for name in [
+        &b"new\nline.gguf"[..],
+        b"escape\x1b[2J.gguf",
+        b"not\xffutf8.gguf",
+    ] {
         let path = folder.path().join(OsStr::from_bytes(name));
         refusal(emel_run(&path, words("-p hello")), 1, &["cannot open"]);
         fs::copy(llama(), &path).unwrap();
