@@ -43,13 +43,14 @@ pub struct ModelOptions {
     #[arg(
         long,
         value_name = "SIZE",
+        allow_hyphen_values = true,
         default_value = "auto",
         hide_default_value = true
     )]
     pub ram_budget: RamBudget,
 
     /// Threads that compute [default: one for each processor]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<usize>,
 
     /// How weights are read

@@ -43,7 +43,7 @@ struct PlanOptions {
     model: ModelOptions,
 
     /// Tokens in the context [default: 4096, or what the model and the budget allow]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
     /// Print JSON
@@ -73,7 +73,12 @@ struct EvalOptions {
     source: EvalSource,
 
     /// Print the K most probable next tokens of each position
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "K",
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     top: usize,
 
     /// Write the logits, float32 [positions, vocabulary], to a NumPy file
@@ -370,6 +375,8 @@ fn create_npy(path: &Path, rows: usize, blueprint: &Blueprint) -> anyhow::Result
     file.write_all(&(padded as u16).to_le_bytes())
         .with_context(failed)?;
     writeln!(file, "{header:<width$}", width = padded - 1).with_context(failed)?;
+    // A full disk is noticed before the work rather than after it.
+    file.flush().with_context(failed)?;
     Ok(file)
 }
 

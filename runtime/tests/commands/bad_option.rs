@@ -4,8 +4,10 @@ use std::fs;
 use std::io::Write;
 use std::process::Stdio;
 
+use emel_tests::gguf_writer::Field;
 use tempfile::TempDir;
 
+use crate::model::Model;
 use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
 
 #[test]
@@ -26,7 +28,9 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("-p a --seed x", "--seed"),
         ("-p a --top-k -1", "--top-k"),
         ("-p a --temp hot", "--temp"),
-        ("-p a -c -1", "'-1'"),
+        ("-p a -c -1", "--ctx-size"),
+        ("-p a -t -1", "--threads"),
+        ("-p a --repeat-last-n -1", "--repeat-last-n"),
         ("-p a -c 0", "-c is 0, expected 1 to"),
         ("-p a -c 268435457", "-c is 268435457, expected 1 to"),
         ("-p a -t 0", "-t is 0, expected 1 to 1024 threads"),
@@ -171,7 +175,9 @@ fn an_empty_prompt_works_only_where_the_model_begins_texts_itself() {
         1,
         &["no tokens", "give some text"],
     );
-    result(emel_run(&gemma(), ["-p", "", "-n", "2"]));
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama().with("tokenizer.ggml.add_bos_token", Field::Bool(true));
+    result(emel_run(&model.write(&folder), ["-p", "", "-n", "2"]));
     let output = emel("eval", &llama(), ["-f", "-"]);
     refusal(output, 1, &["no tokens"]);
 }
@@ -276,7 +282,7 @@ fn a_full_standard_output_is_an_error() {
         "plan",
         "plan --json",
         "tokenize -p a",
-        "eval --tokens 1,2 --json",
+        "eval --tokens 1,2 --json --ram-budget 64M",
     ] {
         let full = fs::File::create("/dev/full").unwrap();
         let mut parts = words(arguments);

@@ -11,12 +11,12 @@ use std::process::{Command, Output, Stdio};
 
 use emel_tests::fixtures::fixture;
 
-/// A small model without BOS.
+/// A small model whose texts have no BOS.
 pub(crate) fn llama() -> PathBuf {
     fixture("arch/llama.gguf")
 }
 
-/// A small model with BOS.
+/// A small model with sliding windows and a larger vocabulary.
 pub(crate) fn gemma() -> PathBuf {
     fixture("arch/gemma3.gguf")
 }

@@ -5,11 +5,13 @@ use std::io::{Read, Write};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+use emel_tests::gguf_writer::Field;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::model::Model;
 use crate::{command, emel, emel_run, gemma, llama, result, words};
 
 #[track_caller]
@@ -82,8 +84,14 @@ fn tokenize_prints_ids() {
     assert!(lines.starts_with("     255  \"he\"\n"), "{lines}");
     let found = json(emel("tokenize", &llama(), ["-p", "", "--json"]));
     assert_eq!(found, serde_json::json!({"ids": []}));
-    let found = json(emel("tokenize", &gemma(), ["-p", "", "--json"]));
-    assert_eq!(found["ids"].as_array().unwrap().len(), 1, "BOS");
+    let folder = TempDir::new().unwrap();
+    let with_bos = Model::llama().with("tokenizer.ggml.add_bos_token", Field::Bool(true));
+    let found = json(emel(
+        "tokenize",
+        &with_bos.write(&folder),
+        ["-p", "", "--json"],
+    ));
+    assert_eq!(found, serde_json::json!({"ids": [1]}));
 }
 
 #[test]
