@@ -14,7 +14,7 @@ use emel::budget::in_binary_units;
 use emel::cli::{self, ModelOptions, TextSource};
 use emel::{Error, Prompt};
 use emel_loader::gguf::Catalog;
-use emel_loader::plan::ROW_SLOTS;
+use emel_loader::plan::{ROW_SLOTS, held_bytes};
 use emel_model::sampler::{log_probability, top_log_probabilities};
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
@@ -192,7 +192,7 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
     if plan.is_mapped {
         add("weights, mapped".to_owned(), plan.file_bytes);
     } else {
-        let all: u64 = plan.units.iter().map(|unit| unit.extent.bytes).sum();
+        let all: u64 = plan.units.iter().map(held_bytes).sum();
         let name = format!("weights, pinned of {}", in_binary_units(all));
         add(name, plan.pinned_bytes());
     }

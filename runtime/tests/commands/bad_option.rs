@@ -158,6 +158,21 @@ fn a_context_beyond_the_budget_is_refused() {
 }
 
 #[test]
+fn a_plan_that_the_machine_cannot_hold_is_refused() {
+    let mut run = command("emel-run");
+    run.arg(llama()).args(words(
+        "-p hello -n 1 -c 268435456 -t 1024 --kv f32 --ram-budget 9000T",
+    ));
+    let expected = ["llama.gguf", "the plan takes", "available; lower -c"];
+    let always = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
+    if always.is_ok_and(|mode| mode.trim() == "1") {
+        eprintln!("skipped: this system promises any amount of memory");
+        return;
+    }
+    refusal(run.output().unwrap(), 1, &expected);
+}
+
+#[test]
 fn a_prompt_longer_than_the_context_is_refused() {
     let output = emel_run(&llama(), words("-p hello -c 2"));
     refusal(
