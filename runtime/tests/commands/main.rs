@@ -1,5 +1,10 @@
 //! The commands as a user meets them: what they print, where, and how they end.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy allows it in test functions only, and these help them"
+)]
+
 mod bad_model;
 mod bad_option;
 mod model;
