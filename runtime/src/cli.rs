@@ -43,13 +43,14 @@ pub struct ModelOptions {
     #[arg(
         long,
         value_name = "SIZE",
+        allow_hyphen_values = true,
         default_value = "auto",
         hide_default_value = true
     )]
     pub ram_budget: RamBudget,
 
     /// Threads that compute [default: one for each processor]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<usize>,
 
     /// How weights are read
@@ -225,7 +226,7 @@ pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
             HumanBytes(blueprint.plan.budget_bytes)
         ));
     }
-    warn_of_memory(&blueprint);
+    check_memory(&blueprint)?;
     let bar = bar("loading");
     let shown = bar.clone();
     let engine = Engine::start(blueprint, move |bytes, total| {
@@ -241,17 +242,29 @@ pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
 }
 
 /// A budget may be more than the machine has; the plan was made for it all the same.
-fn warn_of_memory(blueprint: &Blueprint) {
-    let planned = blueprint.plan.total_bytes();
-    if let Ok(available) = available_bytes()
-        && planned > available
-    {
+/// Memory that the system would refuse later, where the process aborts, is asked for
+/// once at the start and given back untouched.
+fn check_memory(blueprint: &Blueprint) -> anyhow::Result<()> {
+    let plan = &blueprint.plan;
+    let planned = plan.total_bytes();
+    let mapped = if plan.is_mapped { plan.file_bytes } else { 0 };
+    let available = available_bytes().unwrap_or(u64::MAX);
+    let sizes = || (in_binary_units(planned), in_binary_units(available));
+    let allocated = usize::try_from(planned - mapped).unwrap_or(usize::MAX);
+    if Vec::<u8>::new().try_reserve_exact(allocated).is_err() {
+        let (planned, available) = sizes();
+        bail!(
+            "{}: the plan takes {planned} and {available} of memory are available; lower -c or --ram-budget",
+            blueprint.path.display()
+        );
+    }
+    if planned > available {
+        let (planned, available) = sizes();
         notice(&format!(
-            "the plan takes {} and {} of memory are available; lower --ram-budget if the system swaps or kills the process",
-            in_binary_units(planned),
-            in_binary_units(available)
+            "the plan takes {planned} and {available} of memory are available; lower --ram-budget if the system swaps or kills the process"
         ));
     }
+    Ok(())
 }
 
 /// A progress bar in bytes on standard error, which appears after a second.

@@ -29,7 +29,7 @@ struct Options {
     predict: i64,
 
     /// Tokens in the context [default: 4096, or what the model and the budget allow]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
     /// Temperature; 0 always takes the most probable token
@@ -42,7 +42,12 @@ struct Options {
     temp: f32,
 
     /// Sample from the K most probable tokens; 0 for all
-    #[arg(long, value_name = "K", default_value_t = 40)]
+    #[arg(
+        long,
+        value_name = "K",
+        allow_negative_numbers = true,
+        default_value_t = 40
+    )]
     top_k: usize,
 
     /// Sample from the fewest tokens whose probability sums to P; 1 for all
@@ -73,11 +78,16 @@ struct Options {
     repeat_penalty: f32,
 
     /// Tokens that the repeat penalty looks back on
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        default_value_t = 64
+    )]
     repeat_last_n: usize,
 
     /// Seed of the random numbers [default: another each time]
-    #[arg(short, long, value_name = "S")]
+    #[arg(short, long, value_name = "S", allow_negative_numbers = true)]
     seed: Option<u64>,
 
     /// Go on after an end-of-generation token

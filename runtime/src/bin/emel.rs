@@ -14,7 +14,7 @@ use emel::budget::in_binary_units;
 use emel::cli::{self, ModelOptions, TextSource};
 use emel::{Error, Prompt};
 use emel_loader::gguf::Catalog;
-use emel_loader::plan::ROW_SLOTS;
+use emel_loader::plan::{ROW_SLOTS, held_bytes};
 use emel_model::sampler::{log_probability, top_log_probabilities};
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
@@ -43,7 +43,7 @@ struct PlanOptions {
     model: ModelOptions,
 
     /// Tokens in the context [default: 4096, or what the model and the budget allow]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
     /// Print JSON
@@ -73,7 +73,12 @@ struct EvalOptions {
     source: EvalSource,
 
     /// Print the K most probable next tokens of each position
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "K",
+        allow_negative_numbers = true,
+        default_value_t = 0
+    )]
     top: usize,
 
     /// Write the logits, float32 [positions, vocabulary], to a NumPy file
@@ -187,7 +192,7 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
     if plan.is_mapped {
         add("weights, mapped".to_owned(), plan.file_bytes);
     } else {
-        let all: u64 = plan.units.iter().map(|unit| unit.extent.bytes).sum();
+        let all: u64 = plan.units.iter().map(held_bytes).sum();
         let name = format!("weights, pinned of {}", in_binary_units(all));
         add(name, plan.pinned_bytes());
     }
@@ -370,6 +375,8 @@ fn create_npy(path: &Path, rows: usize, blueprint: &Blueprint) -> anyhow::Result
     file.write_all(&(padded as u16).to_le_bytes())
         .with_context(failed)?;
     writeln!(file, "{header:<width$}", width = padded - 1).with_context(failed)?;
+    // A full disk is noticed before the work rather than after it.
+    file.flush().with_context(failed)?;
     Ok(file)
 }
 
