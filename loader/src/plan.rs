@@ -97,7 +97,7 @@ impl Plan {
     /// # Errors
     /// When the budget is too small, with the smallest one that works.
     pub fn new(catalog: &Catalog, inputs: PlanInputs<'_>) -> Result<Self, PlanError> {
-        let items_bytes: u64 = inputs.items.iter().map(|item| item.bytes).sum();
+        let items_bytes = sum(&inputs.items);
         let for_weights = inputs.budget_bytes.saturating_sub(items_bytes);
         let resident = Self::resident(catalog, &inputs);
         let resident_bytes = resident.total_bytes();
@@ -108,7 +108,7 @@ impl Plan {
         let mut plan = Self::without_residency(catalog, &inputs, unit_bytes);
         plan.slots = slots;
         plan.slot_bytes = slot_bytes(&plan.units);
-        let fixed_bytes = items_bytes + plan.ring_bytes() + plan.row_bytes();
+        let fixed_bytes = items_bytes.saturating_add(plan.ring_bytes() + plan.row_bytes());
         if fixed_bytes > inputs.budget_bytes {
             return Err(PlanError {
                 budget_bytes: inputs.budget_bytes,
@@ -171,13 +171,12 @@ impl Plan {
 
     /// All bytes that the plan spends.
     pub fn total_bytes(&self) -> u64 {
-        let items: u64 = self.items.iter().map(|item| item.bytes).sum();
         let weights = if self.is_mapped {
             self.file_bytes
         } else {
             self.pinned_bytes()
         };
-        items + self.ring_bytes() + self.row_bytes() + weights
+        sum(&self.items).saturating_add(self.ring_bytes() + self.row_bytes() + weights)
     }
 
     /// Whether weights are read in every pass.
@@ -200,6 +199,13 @@ impl Plan {
             .filter(move |(_, found)| **found == residency)
             .map(|(unit, _)| unit)
     }
+}
+
+/// Bytes of all items; absurd sizes are to be refused, not to overflow.
+fn sum(items: &[Item]) -> u64 {
+    items
+        .iter()
+        .fold(0, |bytes, item| bytes.saturating_add(item.bytes))
 }
 
 /// Memory that a pinned unit takes: its extent, widened to whole pages.

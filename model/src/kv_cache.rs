@@ -57,8 +57,17 @@ impl KvCache {
 
     /// The bytes that [`KvCache::new`] allocates.
     pub fn required_bytes(shape: &Hyperparameters, context: usize, kv_type: KvType) -> u64 {
-        let row = shape.kv_heads * (shape.key_width + shape.value_width) * kv_type.bytes();
-        shape.layers as u64 * context as u64 * row as u64
+        // Saturating: a plan for absurd sizes is to be refused, not to overflow.
+        [
+            shape.key_width + shape.value_width,
+            kv_type.bytes(),
+            shape.layers,
+            context,
+        ]
+        .iter()
+        .fold(shape.kv_heads as u64, |bytes, &factor| {
+            bytes.saturating_mul(factor as u64)
+        })
     }
 
     /// The keys and values of a layer, to read.

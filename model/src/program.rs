@@ -473,10 +473,8 @@ impl<'a> ProgramBuilder<'a> {
 
 fn find<'a>(catalog: &'a Catalog, name: &str) -> Result<(usize, &'a Tensor), ModelError> {
     catalog
-        .tensors()
-        .iter()
-        .enumerate()
-        .find(|(_, tensor)| tensor.name == name)
+        .tensor_index(name)
+        .map(|index| (index, &catalog.tensors()[index]))
         .ok_or_else(|| ModelError::MissingTensor {
             name: name.to_owned(),
         })

@@ -14,7 +14,7 @@ use emel_model::arch;
 use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
-use emel_model::tokenizer::{EncodeOptions, Tokenizer};
+use emel_model::tokenizer::Tokenizer;
 
 use crate::budget::RamBudget;
 use crate::error::Error;
@@ -30,8 +30,11 @@ const CHUNK_MIN: usize = 8;
 /// Parts of the budget that a KV cache and activations may take unasked, as divisors.
 const KV_SHARE: u64 = 4;
 const ACTIVATION_SHARE: u64 = 8;
-/// Code, stacks, allocator and kernel structures, as measured on a small model.
+/// Code, stacks, allocator and kernel structures, as measured on a small model with a
+/// program that was not cached.
 const PROCESS_BYTES: u64 = 10 << 20;
+/// What a worker thread adds, as measured with 1024 of them.
+const THREAD_BYTES: u64 = 16 << 10;
 
 /// How weights are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -165,21 +168,7 @@ impl Blueprint {
     /// # Errors
     /// When the prompt is empty, too long or not of this vocabulary.
     pub fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
-        let ids = match prompt {
-            Prompt::Text(text) => self.tokenizer.encode(&text, ENCODE_PROMPT),
-            Prompt::Tokens(ids) => ids,
-        };
-        let vocabulary = self.program.vocabulary();
-        let stranger = ids.iter().find(|&&id| id as usize >= vocabulary);
-        match (ids.len(), stranger) {
-            (0, _) => Err(Error::PromptEmpty),
-            (prompt, _) if prompt > self.context => Err(Error::PromptTooLong {
-                prompt,
-                context: self.context,
-            }),
-            (_, Some(&id)) => Err(Error::TokenId { id, vocabulary }),
-            (_, None) => Ok(ids),
-        }
+        prompt.ids(&self.tokenizer, self.context, self.program.vocabulary())
     }
 
     /// What the forward pass allocates.
@@ -197,12 +186,6 @@ impl Blueprint {
         self.footprint().kv_bytes(&self.program)
     }
 }
-
-/// Prompts get BOS as the file says, and special tokens in them are recognised.
-const ENCODE_PROMPT: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
 
 fn check(settings: &Settings) -> Result<(), Error> {
     let refuse = |setting, found: usize, expected: &str| {
@@ -335,7 +318,10 @@ impl Draft<'_> {
         let footprint = shape.footprint(self.settings);
         let item = |name: String, bytes| Item { name, bytes };
         vec![
-            item("process".to_owned(), PROCESS_BYTES),
+            item(
+                "process".to_owned(),
+                PROCESS_BYTES + self.settings.threads as u64 * THREAD_BYTES,
+            ),
             item("tokenizer".to_owned(), self.tokenizer_bytes),
             item(
                 "norms and biases".to_owned(),

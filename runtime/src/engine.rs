@@ -144,33 +144,15 @@ impl Engine {
     }
 
     fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
-        let description = self.description();
-        let ids = match prompt {
-            Prompt::Text(text) => description.tokenizer.encode(&text, ENCODE_PROMPT),
-            Prompt::Tokens(ids) => ids,
-        };
-        if ids.is_empty() {
-            return Err(Error::PromptEmpty);
-        }
-        if ids.len() > description.context {
-            return Err(Error::PromptTooLong {
-                prompt: ids.len(),
-                context: description.context,
-            });
-        }
-        let vocabulary = description.vocabulary;
-        match ids.iter().find(|&&id| id as usize >= vocabulary) {
-            Some(&id) => Err(Error::TokenId { id, vocabulary }),
-            None => Ok(ids),
-        }
+        let Description {
+            tokenizer,
+            context,
+            vocabulary,
+            ..
+        } = self.description();
+        prompt.ids(tokenizer, *context, *vocabulary)
     }
 }
-
-/// Prompts get BOS as the file says, and special tokens in them are recognised.
-const ENCODE_PROMPT: emel_model::tokenizer::EncodeOptions = emel_model::tokenizer::EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
 
 impl Drop for Shared {
     fn drop(&mut self) {

@@ -1,6 +1,15 @@
 //! What a caller asks for.
 
 use emel_model::sampler::SamplerOptions;
+use emel_model::tokenizer::{EncodeOptions, Tokenizer};
+
+use crate::error::Error;
+
+/// How the text of a prompt is read.
+const ENCODE_PROMPT: EncodeOptions = EncodeOptions {
+    add_special: true,
+    parse_special: true,
+};
 
 /// The text, or the token ids, to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,6 +18,33 @@ pub enum Prompt {
     Text(String),
     /// Token ids, taken as they are.
     Tokens(Vec<u32>),
+}
+
+impl Prompt {
+    /// The token ids of the prompt: of a text, with BOS as the file says and special
+    /// tokens recognised.
+    ///
+    /// # Errors
+    /// When there is none, when there are more than `context`, or when one is not in
+    /// the vocabulary.
+    pub(crate) fn ids(
+        self,
+        tokenizer: &Tokenizer,
+        context: usize,
+        vocabulary: usize,
+    ) -> Result<Vec<u32>, Error> {
+        let ids = match self {
+            Self::Text(text) => tokenizer.encode(&text, ENCODE_PROMPT),
+            Self::Tokens(ids) => ids,
+        };
+        let stranger = ids.iter().find(|&&id| id as usize >= vocabulary);
+        match (ids.len(), stranger) {
+            (0, _) => Err(Error::PromptEmpty),
+            (prompt, _) if prompt > context => Err(Error::PromptTooLong { prompt, context }),
+            (_, Some(&id)) => Err(Error::TokenId { id, vocabulary }),
+            (_, None) => Ok(ids),
+        }
+    }
 }
 
 impl From<&str> for Prompt {

@@ -148,11 +148,16 @@ impl Catalog {
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        Some(&self.tensors[self.tensor_index(name)?])
+    }
+
+    /// The index of the tensor of this name among [`Catalog::tensors`].
+    pub fn tensor_index(&self, name: &str) -> Option<usize> {
         let place = self
             .by_name
             .binary_search_by(|&index| self.tensors[index].name.as_str().cmp(name))
             .ok()?;
-        Some(&self.tensors[self.by_name[place]])
+        Some(self.by_name[place])
     }
 
     /// All tensors, in the order of the files and their headers.
