@@ -2,44 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use emel_loader::counting_allocator::CountingAllocator;
 use emel_loader::gguf::Catalog;
 use emel_tests::gguf_writer::{Field, GgufWriter};
 use proptest::prelude::*;
 
-/// Counts the bytes held and remembers the most.
-struct Counting;
-
-static HELD: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-fn grow(bytes: usize) {
-    let held = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    PEAK.fetch_max(held, Ordering::Relaxed);
-}
-
-// SAFETY: every call goes on to the system's allocator unchanged; counting has no
-// effect on memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        grow(layout.size());
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`, and the pointer came
-        // from the system's allocator.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 /// The read window, and the elements reserved for an array before they are read.
 const FIXED_BYTES: usize = 2 << 20;
@@ -107,10 +78,10 @@ fn open_within_bounds(bytes: &[u8]) -> Result<(), TestCaseError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.gguf");
     std::fs::write(&path, bytes).unwrap();
-    let before = HELD.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let before = ALLOCATOR.held_bytes();
+    ALLOCATOR.reset_max();
     let result = Catalog::open(&path);
-    let reserved = PEAK.load(Ordering::Relaxed) - before;
+    let reserved = ALLOCATOR.held_bytes_max() - before;
     let allowed = FIXED_BYTES + BYTES_PER_FILE_BYTE * bytes.len();
     prop_assert!(reserved <= allowed, "{reserved} bytes > {allowed}");
     match result {

@@ -111,7 +111,10 @@ fn an_unknown_version_is_refused() {
 #[test]
 fn an_unknown_architecture_is_refused() {
     let model = Model::llama().with("general.architecture", Field::string("mamba"));
-    model_refused(&model, &["`mamba`", "supported: llama, qwen2, qwen3, gemma3"]);
+    model_refused(
+        &model,
+        &["`mamba`", "supported: llama, qwen2, qwen3, gemma3"],
+    );
     let nameless = Model::llama().with("general.architecture", Field::string(""));
     model_refused(&nameless, &["architecture"]);
 }
