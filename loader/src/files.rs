@@ -79,7 +79,7 @@ impl OpenFile {
         let direct_file = direct.then(|| open_direct(path)).flatten();
         let (file, alignment) = match direct_file {
             Some((file, alignment)) => (file, Some(alignment)),
-            None => (File::open(path).map_err(failed)?, None),
+            None => (open_cached(path).map_err(failed)?, None),
         };
         let bytes = file.metadata().map_err(failed)?.len();
         Ok(Self {
@@ -213,6 +213,14 @@ fn open_direct(path: &Path) -> Option<(File, usize)> {
     let length = alignment.min(PAGE_BYTES);
     file.read_at(&mut probe.0[..length], 0).ok()?;
     (alignment <= PAGE_BYTES).then_some((file, alignment))
+}
+
+/// Opens without O_DIRECT and without readahead: what the kernel reads beyond a
+/// window would stay in the page cache, where nothing drops it.
+fn open_cached(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_RANDOM);
+    Ok(file)
 }
 
 #[repr(align(4096))]

@@ -5,6 +5,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::future::Future;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -948,8 +949,13 @@ fn reads_through_the_page_cache_are_right_and_leave_little_in_it() {
                 // A filesystem in memory, or weights used where they are.
                 continue;
             }
+            // A mapping keeps pages that units share, and its pinned units.
+            let shared = match backend {
+                Backend::Mmap => plan.units.len() + plan.pinned_bytes() as usize / PAGE,
+                _ => 0,
+            };
             assert!(
-                cached <= all / 4,
+                cached <= all / 8 + shared,
                 "{}: {cached} of {all} pages are left in the cache",
                 backend.name()
             );
@@ -989,17 +995,18 @@ fn without_descriptors_a_reader_fails_to_open_or_serves() {
     }
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     every_reader(|backend| {
-        let model = Model::new();
+        let model = Model::sharded();
         let plan = model.streamed();
         let files = model.files(true);
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        let used = descriptors() as u64 - 1;
         let mut refused = 0;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .build()
             .unwrap();
-        for spare in 0..16 {
-            setrlimit(Resource::RLIMIT_NOFILE, used + spare, hard).unwrap();
+        for spare in 0..24 {
+            // The lowest number that is free: a refused start of tokio-uring keeps some.
+            let used = fs::File::open("/dev/null").unwrap().as_raw_fd();
+            setrlimit(Resource::RLIMIT_NOFILE, used as u64 + spare, hard).unwrap();
             let opened = runtime.block_on(Weights::open(&files, &plan, backend, &mut |_| {}));
             match opened {
                 Ok(mut weights) => {
@@ -1011,12 +1018,15 @@ fn without_descriptors_a_reader_fails_to_open_or_serves() {
                         Pass::Full,
                     ));
                 }
-                Err(_) => refused += 1,
+                Err(error) => {
+                    println!("{} with {spare}: {error}", backend.name());
+                    refused += 1;
+                }
             }
             setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
         }
         if backend == Backend::Uring {
-            assert!((1..16).contains(&refused), "refused {refused} times");
+            assert!((1..24).contains(&refused), "refused {refused} times");
         }
     });
 }
