@@ -208,6 +208,10 @@ fn open_direct(path: &Path) -> Option<(File, usize)> {
         .open(path)
         .ok()?;
     let alignment = stated_alignment(&file).unwrap_or(PAGE_BYTES);
+    // Stated to be none: such a file takes the flag and is read through the cache.
+    if alignment == 0 {
+        return None;
+    }
     // Some filesystems take the flag and refuse the reads.
     let mut probe = ProbeBuffer([0; PAGE_BYTES]);
     let length = alignment.min(PAGE_BYTES);
@@ -227,7 +231,8 @@ fn open_cached(path: &Path) -> io::Result<File> {
 struct ProbeBuffer([u8; PAGE_BYTES]);
 
 /// The larger of the memory and the offset alignment that `statx` states for
-/// direct I/O (Linux 6.1 and later), if it states any.
+/// direct I/O (Linux 6.1 and later), if it states any; 0 for a file that cannot be
+/// read directly.
 fn stated_alignment(file: &File) -> Option<usize> {
     // SAFETY: `statx` is plain old data, for which all zeroes is a value.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };
@@ -244,7 +249,7 @@ fn stated_alignment(file: &File) -> Option<usize> {
     };
     let stated = code == 0 && status.stx_mask & libc::STATX_DIOALIGN != 0;
     let alignment = status.stx_dio_mem_align.max(status.stx_dio_offset_align) as usize;
-    (stated && alignment.is_power_of_two()).then_some(alignment)
+    (stated && (alignment == 0 || alignment.is_power_of_two())).then_some(alignment)
 }
 
 #[cfg(test)]

@@ -170,6 +170,10 @@ impl Weights {
         extents: impl ExactSizeIterator<Item = Extent>,
         mut step: impl FnMut(usize, &[u8]),
     ) -> Result<(), ReadError> {
+        // An earlier call may have been dropped, or its step may have panicked.
+        for place in 0..ROW_SLOTS {
+            self.table.abandon(self.ring.slots + place);
+        }
         let mut extents = extents.enumerate();
         let mut batch: [Option<(usize, Extent)>; ROW_SLOTS] = [None; ROW_SLOTS];
         loop {
