@@ -656,7 +656,9 @@ fn a_step_that_panics_leaves_weights_that_serve() {
                     for earlier in 0..unit {
                         check_unit(&model, &plan, &mut weights, earlier).await;
                     }
-                    let _ = weights.with_unit(unit, |_| panic!("as the test wants")).await;
+                    let _ = weights
+                        .with_unit(unit, |_| panic!("as the test wants"))
+                        .await;
                 });
             }));
             assert!(panicked.is_err());
