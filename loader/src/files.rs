@@ -247,7 +247,11 @@ fn stated_alignment(file: &File) -> Option<usize> {
             &raw mut status,
         )
     };
-    let stated = code == 0 && status.stx_mask & libc::STATX_DIOALIGN != 0;
+    (code == 0).then(|| alignment_in(&status)).flatten()
+}
+
+fn alignment_in(status: &libc::statx) -> Option<usize> {
+    let stated = status.stx_mask & libc::STATX_DIOALIGN != 0;
     let alignment = status.stx_dio_mem_align.max(status.stx_dio_offset_align) as usize;
     (stated && (alignment == 0 || alignment.is_power_of_two())).then_some(alignment)
 }
@@ -271,6 +275,24 @@ mod tests {
         assert_eq!((straddling.offset, straddling.bytes), (4096, 8192));
         let exact = Window::around(7, 9, 1);
         assert_eq!((exact.offset, exact.bytes, exact.skip), (7, 9, 0));
+    }
+
+    #[test]
+    fn an_alignment_is_taken_as_stated_and_none_means_no_direct_reads() {
+        let stated = |mask, memory, offset| {
+            // SAFETY: `statx` is plain old data, for which all zeroes is a value.
+            let mut status: libc::statx = unsafe { std::mem::zeroed() };
+            status.stx_mask = mask;
+            status.stx_dio_mem_align = memory;
+            status.stx_dio_offset_align = offset;
+            alignment_in(&status)
+        };
+        let told = libc::STATX_DIOALIGN;
+        assert_eq!(stated(told, 4, 512), Some(512));
+        assert_eq!(stated(told, 4096, 512), Some(4096));
+        assert_eq!(stated(told, 0, 0), Some(0));
+        assert_eq!(stated(told, 3, 0), None);
+        assert_eq!(stated(0, 512, 512), None);
     }
 
     #[test]

@@ -256,3 +256,44 @@ impl Lane {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+    use crate::gguf::Extent;
+    use crate::slots::SlotTable;
+
+    fn request(table: &Arc<SlotTable>, slot: usize) -> ReadRequest {
+        ReadRequest {
+            extent: Extent {
+                file: 0,
+                offset: 0,
+                bytes: 1,
+            },
+            buffer: None,
+            completion: table.begin(slot),
+        }
+    }
+
+    #[test]
+    fn reads_asked_of_a_thread_that_has_ended_fail_and_are_not_waited_for() {
+        let queue = Arc::new(Queue {
+            requests: ArrayQueue::new(2),
+            available: Semaphore::new(0),
+        });
+        let reader = UringReader {
+            queue: Arc::clone(&queue),
+            has_registered_buffers: false,
+            thread: None,
+        };
+        let table = SlotTable::new(2);
+        reader.submit(request(&table, 0));
+        assert!(table.poll_take(0).is_pending());
+        drop(End(queue));
+        assert_eq!(table.poll_take(0), Poll::Ready(Err(ReadError::Stopped)));
+        reader.submit(request(&table, 1));
+        assert_eq!(table.poll_take(1), Poll::Ready(Err(ReadError::Stopped)));
+    }
+}
