@@ -99,8 +99,10 @@ pub struct SlotBuffer {
     _arena: Arc<Arena>,
 }
 
-// SAFETY: the buffer is the only access to its range while it lives, and the range
-// lives as long as the arena that the buffer holds.
+// SAFETY: of the buffers and views of a range, the slot states let one at a time be
+// used, and the range lives as long as the arena that the buffer holds. (The ring's
+// registry keeps a second buffer of every slot, which only names the range to the
+// kernel.)
 unsafe impl Send for SlotBuffer {}
 
 impl SlotBuffer {
@@ -117,7 +119,7 @@ impl SlotBuffer {
     /// The whole buffer.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the range is inside the arena, which is alive and zero-initialised
-        // by the kernel, and this buffer is the only access to it.
+        // by the kernel, and the slot's state leaves it to this buffer.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
@@ -150,8 +152,8 @@ unsafe impl tokio_uring::buf::IoBuf for SlotBuffer {
     }
 }
 
-// SAFETY: as for `IoBuf`; the buffer is the only access to its range, so the kernel
-// may write there.
+// SAFETY: as for `IoBuf`; the slot's state leaves the range to the read that this
+// buffer was made for, so the kernel may write there.
 unsafe impl tokio_uring::buf::IoBufMut for SlotBuffer {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.start

@@ -79,7 +79,7 @@ impl OpenFile {
         let direct_file = direct.then(|| open_direct(path)).flatten();
         let (file, alignment) = match direct_file {
             Some((file, alignment)) => (file, Some(alignment)),
-            None => (File::open(path).map_err(failed)?, None),
+            None => (open_cached(path).map_err(failed)?, None),
         };
         let bytes = file.metadata().map_err(failed)?.len();
         Ok(Self {
@@ -208,6 +208,10 @@ fn open_direct(path: &Path) -> Option<(File, usize)> {
         .open(path)
         .ok()?;
     let alignment = stated_alignment(&file).unwrap_or(PAGE_BYTES);
+    // Stated to be none: such a file takes the flag and is read through the cache.
+    if alignment == 0 {
+        return None;
+    }
     // Some filesystems take the flag and refuse the reads.
     let mut probe = ProbeBuffer([0; PAGE_BYTES]);
     let length = alignment.min(PAGE_BYTES);
@@ -215,11 +219,20 @@ fn open_direct(path: &Path) -> Option<(File, usize)> {
     (alignment <= PAGE_BYTES).then_some((file, alignment))
 }
 
+/// Opens without O_DIRECT and without readahead: what the kernel reads beyond a
+/// window would stay in the page cache, where nothing drops it.
+fn open_cached(path: &Path) -> io::Result<File> {
+    let file = File::open(path)?;
+    let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_RANDOM);
+    Ok(file)
+}
+
 #[repr(align(4096))]
 struct ProbeBuffer([u8; PAGE_BYTES]);
 
 /// The larger of the memory and the offset alignment that `statx` states for
-/// direct I/O (Linux 6.1 and later), if it states any.
+/// direct I/O (Linux 6.1 and later), if it states any; 0 for a file that cannot be
+/// read directly.
 fn stated_alignment(file: &File) -> Option<usize> {
     // SAFETY: `statx` is plain old data, for which all zeroes is a value.
     let mut status: libc::statx = unsafe { std::mem::zeroed() };
@@ -234,9 +247,13 @@ fn stated_alignment(file: &File) -> Option<usize> {
             &raw mut status,
         )
     };
-    let stated = code == 0 && status.stx_mask & libc::STATX_DIOALIGN != 0;
+    (code == 0).then(|| alignment_in(&status)).flatten()
+}
+
+fn alignment_in(status: &libc::statx) -> Option<usize> {
+    let stated = status.stx_mask & libc::STATX_DIOALIGN != 0;
     let alignment = status.stx_dio_mem_align.max(status.stx_dio_offset_align) as usize;
-    (stated && alignment.is_power_of_two()).then_some(alignment)
+    (stated && (alignment == 0 || alignment.is_power_of_two())).then_some(alignment)
 }
 
 #[cfg(test)]
@@ -258,6 +275,24 @@ mod tests {
         assert_eq!((straddling.offset, straddling.bytes), (4096, 8192));
         let exact = Window::around(7, 9, 1);
         assert_eq!((exact.offset, exact.bytes, exact.skip), (7, 9, 0));
+    }
+
+    #[test]
+    fn an_alignment_is_taken_as_stated_and_none_means_no_direct_reads() {
+        let stated = |mask, memory, offset| {
+            // SAFETY: `statx` is plain old data, for which all zeroes is a value.
+            let mut status: libc::statx = unsafe { std::mem::zeroed() };
+            status.stx_mask = mask;
+            status.stx_dio_mem_align = memory;
+            status.stx_dio_offset_align = offset;
+            alignment_in(&status)
+        };
+        let told = libc::STATX_DIOALIGN;
+        assert_eq!(stated(told, 4, 512), Some(512));
+        assert_eq!(stated(told, 4096, 512), Some(4096));
+        assert_eq!(stated(told, 0, 0), Some(0));
+        assert_eq!(stated(told, 3, 0), None);
+        assert_eq!(stated(0, 512, 512), None);
     }
 
     #[test]

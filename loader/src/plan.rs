@@ -104,11 +104,14 @@ impl Plan {
         if resident_bytes <= inputs.budget_bytes {
             return Ok(resident);
         }
-        let (slots, unit_bytes) = ring_shape(for_weights, smallest_unit(catalog, inputs.uses));
-        let mut plan = Self::without_residency(catalog, &inputs, unit_bytes);
-        plan.slots = slots;
-        plan.slot_bytes = slot_bytes(&plan.units);
-        let fixed_bytes = items_bytes.saturating_add(plan.ring_bytes() + plan.row_bytes());
+        let unit_bytes_min = smallest_unit(catalog, inputs.uses);
+        let shape = ring_shape(for_weights, unit_bytes_min);
+        let mut plan = Self::streamed(catalog, &inputs, shape);
+        if plan.total_bytes() > inputs.budget_bytes {
+            // Whole pages and the embedding's rows can leave less than the ring's share.
+            plan = Self::streamed(catalog, &inputs, (SLOTS_MIN as usize, unit_bytes_min));
+        }
+        let fixed_bytes = plan.total_bytes();
         if fixed_bytes > inputs.budget_bytes {
             return Err(PlanError {
                 budget_bytes: inputs.budget_bytes,
@@ -124,6 +127,18 @@ impl Plan {
         let mut plan = Self::without_residency(catalog, inputs, SLOT_BYTES_MAX);
         plan.is_mapped = inputs.may_map;
         plan.residency.fill(Residency::Pinned);
+        plan
+    }
+
+    /// The plan in which everything streams, through a ring of these slots and units.
+    fn streamed(
+        catalog: &Catalog,
+        inputs: &PlanInputs<'_>,
+        (slots, unit_bytes): (usize, u64),
+    ) -> Self {
+        let mut plan = Self::without_residency(catalog, inputs, unit_bytes);
+        plan.slots = slots;
+        plan.slot_bytes = slot_bytes(&plan.units);
         plan
     }
 
@@ -226,7 +241,7 @@ fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
     let longest_row = tensors().map(|tensor| tensor.row_bytes()).max();
     SLOT_BYTES_MIN
         .min(total / SLOTS_MAX)
-        .max(longest_row.unwrap_or(0))
+        .max(longest_row.unwrap_or(1))
 }
 
 /// Slots, and the bytes of the largest unit.

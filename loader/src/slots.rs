@@ -100,18 +100,17 @@ impl SlotTable {
     /// When no read was begun on the slot.
     pub fn poll_take(&self, slot: usize) -> Poll<Result<View, ReadError>> {
         let mut state = self.lock(slot);
-        match std::mem::replace(&mut *state, SlotState::Held) {
-            SlotState::Ready(view) => Poll::Ready(Ok(view)),
-            SlotState::Failed(error) => {
-                *state = SlotState::Free;
-                Poll::Ready(Err(error))
-            }
-            SlotState::Reading => {
-                *state = SlotState::Reading;
-                Poll::Pending
-            }
+        let outcome = match &*state {
+            SlotState::Reading => return Poll::Pending,
+            SlotState::Ready(view) => Ok(*view),
+            SlotState::Failed(error) => Err(error.clone()),
             other => panic!("slot {slot} is waited for while it is {other:?}"),
-        }
+        };
+        *state = match outcome {
+            Ok(_) => SlotState::Held,
+            Err(_) => SlotState::Free,
+        };
+        Poll::Ready(outcome)
     }
 
     /// Held → Free.
@@ -231,6 +230,19 @@ mod tests {
         let table = SlotTable::new(1);
         drop(table.begin(0));
         assert_eq!(table.poll_take(0), Poll::Ready(Err(ReadError::Stopped)));
+        assert!(table.is_free(0));
+    }
+
+    #[test]
+    fn waiting_for_an_abandoned_slot_panics_and_leaves_it_to_its_read() {
+        let table = SlotTable::new(1);
+        let completion = table.begin(0);
+        table.abandon(0);
+        let waiting = std::panic::AssertUnwindSafe(|| table.poll_take(0));
+        assert!(std::panic::catch_unwind(waiting).is_err());
+        table.abandon(0);
+        assert!(!table.is_free(0));
+        completion.succeed(view(), 3);
         assert!(table.is_free(0));
     }
 

@@ -34,6 +34,24 @@ struct Queue {
     available: Semaphore,
 }
 
+/// Closes the queue when the ring's thread ends, even by a panic.
+struct End(Arc<Queue>);
+
+impl Queue {
+    /// Drops what is queued, which reports that the reader stopped. Whoever closes
+    /// clears after it, and whoever submits looks after it, so that no request stays.
+    fn clear(&self) {
+        while self.requests.pop().is_some() {}
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.available.close();
+        self.0.clear();
+    }
+}
+
 impl UringReader {
     pub(super) fn start(
         files: Arc<OpenFiles>,
@@ -50,14 +68,22 @@ impl UringReader {
         let thread = std::thread::Builder::new()
             .name("emel-uring".to_owned())
             .spawn(move || {
-                let runtime = match start_runtime(depth) {
-                    Ok(runtime) => runtime,
+                let _end = End(Arc::clone(&thread_queue));
+                let opened = start_runtime(depth).and_then(|runtime| Ok((runtime, open(&files)?)));
+                let (runtime, handles) = match opened {
+                    Ok(opened) => opened,
                     Err(error) => return drop(started.send(Err(error))),
                 };
                 runtime.block_on(async {
                     let registry = register(ring_buffers);
                     let _ = started.send(Ok(registry.is_some()));
-                    serve(files, thread_queue, registry, depth).await;
+                    let lane = Lane {
+                        files,
+                        handles,
+                        registry,
+                        queue: thread_queue,
+                    };
+                    serve(lane, depth).await;
                 });
             })?;
         match start.recv() {
@@ -84,6 +110,9 @@ impl Reader for UringReader {
             "more reads under way than there are slots"
         );
         self.queue.available.add_permits(1);
+        if self.queue.available.is_closed() {
+            self.queue.clear();
+        }
     }
 
     fn has_registered_buffers(&self) -> bool {
@@ -122,28 +151,16 @@ fn register(ring_buffers: Vec<SlotBuffer>) -> Option<FixedBufRegistry<SlotBuffer
     registry.register().ok().map(|()| registry)
 }
 
-async fn serve(
-    files: Arc<OpenFiles>,
-    queue: Arc<Queue>,
-    registry: Option<FixedBufRegistry<SlotBuffer>>,
-    depth: usize,
-) {
-    let handles: io::Result<Vec<File>> = files
+/// Handles of its own for each file, before anyone counts on the reader.
+fn open(files: &OpenFiles) -> io::Result<Vec<File>> {
+    files
         .iter()
         .map(|file| Ok(File::from_std(file.file().try_clone()?)))
-        .collect();
-    let Ok(handles) = handles else {
-        // Out of descriptors: every request's drop reports that the reader stopped.
-        queue.available.close();
-        while queue.requests.pop().is_some() {}
-        return;
-    };
-    let lane = Rc::new(Lane {
-        files,
-        handles,
-        registry,
-        queue,
-    });
+        .collect()
+}
+
+async fn serve(lane: Lane, depth: usize) {
+    let lane = Rc::new(lane);
     let tasks: Vec<_> = (0..depth)
         .map(|_| {
             let lane = Rc::clone(&lane);
@@ -237,5 +254,46 @@ impl Lane {
                 return Ok(progress);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+    use crate::gguf::Extent;
+    use crate::slots::SlotTable;
+
+    fn request(table: &Arc<SlotTable>, slot: usize) -> ReadRequest {
+        ReadRequest {
+            extent: Extent {
+                file: 0,
+                offset: 0,
+                bytes: 1,
+            },
+            buffer: None,
+            completion: table.begin(slot),
+        }
+    }
+
+    #[test]
+    fn reads_asked_of_a_thread_that_has_ended_fail_and_are_not_waited_for() {
+        let queue = Arc::new(Queue {
+            requests: ArrayQueue::new(2),
+            available: Semaphore::new(0),
+        });
+        let reader = UringReader {
+            queue: Arc::clone(&queue),
+            has_registered_buffers: false,
+            thread: None,
+        };
+        let table = SlotTable::new(2);
+        reader.submit(request(&table, 0));
+        assert!(table.poll_take(0).is_pending());
+        drop(End(queue));
+        assert_eq!(table.poll_take(0), Poll::Ready(Err(ReadError::Stopped)));
+        reader.submit(request(&table, 1));
+        assert_eq!(table.poll_take(1), Poll::Ready(Err(ReadError::Stopped)));
     }
 }
