@@ -43,7 +43,7 @@ clippy: ## lints, warnings are errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
 docs: ## API documentation, warnings are errors
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 shellcheck: ## lint the shell scripts
 	shellcheck bench/*.sh .ci/run

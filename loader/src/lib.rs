@@ -1,7 +1,7 @@
 //! From a GGUF file to bytes in memory: catalog, plan, readers and slots.
 //!
 //! The data flow, one module per hop: [`gguf`] describes what the files hold,
-//! [`unit`] cuts it into pieces, [`plan`] decides which of them stay, [`reader`]
+//! [`mod@unit`] cuts it into pieces, [`plan`] decides which of them stay, [`reader`]
 //! brings the others into the [`slots`], and [`weights`] hands them to the steps.
 
 pub mod arena;

@@ -1,5 +1,5 @@
 //! Architectures: one file each, which writes the model's forward pass in the order of
-//! its paper. To add one, add its file and its row to [`ARCHITECTURES`].
+//! its paper. To add one, add its file and its row to `ARCHITECTURES`.
 
 mod gemma3;
 mod llama;
