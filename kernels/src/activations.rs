@@ -31,6 +31,8 @@ pub(crate) struct Q8Pack {
     pub(crate) scales: [[f32; 8]; 2],
     /// What the quants of a group stand for, summed.
     pub(crate) sums: [f32; 8],
+    /// The first half's part of `sums`, for formats with a minimum per 16.
+    pub(crate) first_sums: [f32; 8],
     /// The quants.
     pub(crate) quants: [[i8; GROUP_ELEMENTS]; 8],
 }
@@ -39,6 +41,7 @@ impl Q8Pack {
     const ZERO: Self = Self {
         scales: [[0.0; 8]; 2],
         sums: [0.0; 8],
+        first_sums: [0.0; 8],
         quants: [[0; GROUP_ELEMENTS]; 8],
     };
 }
@@ -207,32 +210,28 @@ impl Routine for Quantise<'_> {
             let (groups, _) = values.as_chunks::<GROUP_ELEMENTS>();
             for (group, values) in groups.iter().enumerate() {
                 let quants = &mut pack.quants[group];
-                let (scales, sum) = quantise_group(simd, values, quants);
+                let (scales, sums) = quantise_group(simd, values, quants);
                 pack.scales[0][group] = scales[0];
                 pack.scales[1][group] = scales[1];
-                pack.sums[group] = sum;
+                pack.first_sums[group] = scales[0] * sums[0] as f32;
+                pack.sums[group] = scales[0].mul_add(sums[0] as f32, scales[1] * sums[1] as f32);
             }
         }
     }
 }
 
-/// Quantises 32 values; returns the scales of the two halves and the sum of what the quants
-/// stand for.
+/// Quantises 32 values; returns the scales of the two halves and the sums of their quants.
 #[inline(always)]
 fn quantise_group<S: Simd>(
     simd: S,
     values: &[f32; GROUP_ELEMENTS],
     quants: &mut [i8; GROUP_ELEMENTS],
-) -> ([f32; 2], f32) {
+) -> ([f32; 2], [i32; 2]) {
     let (halves, _) = values.as_chunks::<HALF_ELEMENTS>();
     let [first, second] = [&halves[0], &halves[1]].map(|half| quantise_half(simd, half));
     let lanes = [first.0[0], first.0[1], second.0[0], second.0[1]];
     let sums = simd.narrow(lanes, quants);
-    let scales = [first.1, second.1];
-    (
-        scales,
-        scales[0].mul_add(sums[0] as f32, scales[1] * sums[1] as f32),
-    )
+    ([first.1, second.1], sums)
 }
 
 /// The quants of 16 values, as integral floats, and their scale.

@@ -115,7 +115,7 @@ fn inline() -> Pool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
     fn every_path_returns_the_bits_of_the_scalar_reference(

@@ -9,6 +9,15 @@ use std::arch::x86_64::*;
 
 use super::{Routine, Simd};
 
+/// Wraps intrinsics that need the features an [`Avx2`] proves.
+macro_rules! proven {
+    ($($body:tt)*) => {
+        // SAFETY: `self` exists only where the CPU has AVX2, FMA and F16C; pointers below come
+        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
+        unsafe { $($body)* }
+    };
+}
+
 /// Proof that the CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx2(());
@@ -21,6 +30,23 @@ impl Avx2 {
             && is_x86_feature_detected!("f16c");
         available.then_some(Self(()))
     }
+
+    /// Byte `i` is 255 where bit `i` of `bits` is set, else 0.
+    #[inline(always)]
+    fn bit_mask(self, bits: u32) -> __m256i {
+        proven! {
+            // Byte `i` of each half receives the byte of `bits` that holds its bit.
+            let which = _mm256_setr_epi64x(
+                0x0000_0000_0000_0000,
+                0x0101_0101_0101_0101,
+                0x0202_0202_0202_0202,
+                0x0303_0303_0303_0303,
+            );
+            let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), which);
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+            _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit)
+        }
+    }
 }
 
 /// Runs a routine with the features on, so that everything inlined into it is compiled for them.
@@ -31,15 +57,6 @@ impl Avx2 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn enter<R: Routine>(simd: Avx2, routine: R) -> R::Output {
     routine.run(simd)
-}
-
-/// Wraps intrinsics that need the features an [`Avx2`] proves.
-macro_rules! proven {
-    ($($body:tt)*) => {
-        // SAFETY: `self` exists only where the CPU has AVX2, FMA and F16C; pointers below come
-        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
-        unsafe { $($body)* }
-    };
 }
 
 impl Simd for Avx2 {
@@ -214,18 +231,30 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn spread_bits(self, bits: u32, value: u8) -> __m256i {
+        proven! { _mm256_and_si256(self.bit_mask(bits), _mm256_set1_epi8(value as i8)) }
+    }
+
+    #[inline(always)]
+    fn where_bit(self, bytes: __m256i, bit: u8, value: u8) -> __m256i {
         proven! {
-            // Byte `i` of each half receives the byte of `bits` that holds its bit.
-            let which = _mm256_setr_epi64x(
-                0x0000_0000_0000_0000,
-                0x0101_0101_0101_0101,
-                0x0202_0202_0202_0202,
-                0x0303_0303_0303_0303,
-            );
-            let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits as i32), which);
-            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-            let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+            let bit = _mm256_set1_epi8(bit as i8);
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
             _mm256_and_si256(set, _mm256_set1_epi8(value as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn negate_where(self, bytes: __m256i, bits: u32) -> __m256i {
+        // -x is !x + 1, and the mask is both the inversion and -1.
+        let set = self.bit_mask(bits);
+        proven! { _mm256_sub_epi8(_mm256_xor_si256(bytes, set), set) }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], bytes: __m256i) -> __m256i {
+        proven! {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bytes)
         }
     }
 

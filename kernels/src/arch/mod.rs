@@ -111,6 +111,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_nibbles(self, bytes: &[u8; 16]) -> Self::Bytes;
     /// Byte `i` is `value` where bit `i` of `bits` is set, else 0.
     fn spread_bits(self, bits: u32, value: u8) -> Self::Bytes;
+    /// `value` where a byte has the bit `bit` (one of eight) set, else 0.
+    fn where_bit(self, bytes: Self::Bytes, bit: u8, value: u8) -> Self::Bytes;
+    /// Byte `i` is negated (wrapping) where bit `i` of `bits` is set.
+    fn negate_where(self, bytes: Self::Bytes, bits: u32) -> Self::Bytes;
+    /// `table[byte]` for bytes below 16.
+    fn look_up(self, table: &[i8; 16], bytes: Self::Bytes) -> Self::Bytes;
     /// `(byte >> SHIFT) & mask` for each byte. The mask must clear the top `SHIFT` bits.
     fn bits<const SHIFT: i32>(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes;
     /// `byte << 4` for bytes below 16.

@@ -180,6 +180,27 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn where_bit(self, bytes: [u8; 32], bit: u8, value: u8) -> [u8; 32] {
+        bytes.map(|byte| if byte & bit == bit { value } else { 0 })
+    }
+
+    #[inline(always)]
+    fn negate_where(self, bytes: [u8; 32], bits: u32) -> [u8; 32] {
+        std::array::from_fn(|index| {
+            if (bits >> index) & 1 == 1 {
+                bytes[index].wrapping_neg()
+            } else {
+                bytes[index]
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[i8; 16], bytes: [u8; 32]) -> [u8; 32] {
+        bytes.map(|byte| table[usize::from(byte & 15)] as u8)
+    }
+
+    #[inline(always)]
     fn bits<const SHIFT: i32>(self, bytes: [u8; 32], mask: u8) -> [u8; 32] {
         bytes.map(|byte| (byte >> SHIFT) & mask)
     }

@@ -10,15 +10,32 @@
 //! A new format is a new file and a row in the table at the end of this one.
 
 mod bf16;
+mod code_books;
+mod coded;
 mod f16;
 mod f32;
+mod iq1_m;
+mod iq1_s;
+mod iq2_s;
+mod iq2_xs;
+mod iq2_xxs;
+mod iq3_s;
+mod iq3_xxs;
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod q2_k;
+mod q3_k;
 mod q4_0;
 mod q4_1;
 mod q4_k;
 mod q5_0;
 mod q5_1;
+mod q5_k;
 mod q6_k;
 mod q8_0;
+mod tq1_0;
+mod tq2_0;
 
 use crate::activations::Q8Pack;
 use crate::arch::Simd;
@@ -88,6 +105,25 @@ fn accumulate_signed<S: Simd, const T: usize>(
     for (pack, sum) in packs.into_iter().zip(sums) {
         let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
         *sum = simd.fused_multiply_add(dot, half_scales(simd, scale, pack, group), *sum);
+    }
+}
+
+/// Adds 32 signed weights, of one scale per half, times the activations of group `group`.
+#[inline(always)]
+fn accumulate_signed_halves<S: Simd, const T: usize>(
+    simd: S,
+    weights: S::Bytes,
+    scales: [f32; 2],
+    packs: [&Q8Pack; T],
+    group: usize,
+    sums: &mut [S::Floats; T],
+) {
+    for (pack, sum) in packs.into_iter().zip(sums) {
+        // Weights 0–15 of a group fall into lanes 0–3, weights 16–31 into lanes 4–7.
+        let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
+        let [first, second] = [pack.scales[0][group], pack.scales[1][group]];
+        let product = simd.splat_halves(scales[0] * first, scales[1] * second);
+        *sum = simd.fused_multiply_add(dot, product, *sum);
     }
 }
 
@@ -226,6 +262,21 @@ formats! {
     Q5_0, quantised, q5_0::Q5_0, 6, "Q5_0", "32 five-bit weights around zero, one scale.";
     Q5_1, quantised, q5_1::Q5_1, 7, "Q5_1", "32 five-bit weights, a scale and a minimum.";
     Q8_0, quantised, q8_0::Q8_0, 8, "Q8_0", "32 eight-bit weights, one scale.";
+    Q2_K, quantised, q2_k::Q2K, 10, "Q2_K", "256 two-bit weights; scale and minimum per 16.";
+    Q3_K, quantised, q3_k::Q3K, 11, "Q3_K", "256 three-bit weights around zero; scale per 16.";
     Q4_K, quantised, q4_k::Q4K, 12, "Q4_K", "256 four-bit weights; scale and minimum per 32.";
+    Q5_K, quantised, q5_k::Q5K, 13, "Q5_K", "256 five-bit weights; scale and minimum per 32.";
     Q6_K, quantised, q6_k::Q6K, 14, "Q6_K", "256 six-bit weights around zero; scale per 16.";
+    IQ1_S, quantised, iq1_s::IQ1S, 19, "IQ1_S", "256 weights, codes of eight from 2048; scale per 32.";
+    IQ1_M, quantised, iq1_m::IQ1M, 29, "IQ1_M", "256 weights, codes of eight from 2048; scale per 16.";
+    IQ2_XXS, quantised, iq2_xxs::IQ2XXS, 16, "IQ2_XXS", "256 weights, codes of eight from 256; scale per 32.";
+    IQ2_XS, quantised, iq2_xs::IQ2XS, 17, "IQ2_XS", "256 weights, codes of eight from 512; scale per 16.";
+    IQ2_S, quantised, iq2_s::IQ2S, 22, "IQ2_S", "256 weights, codes of eight from 1024; scale per 16.";
+    IQ3_XXS, quantised, iq3_xxs::IQ3XXS, 18, "IQ3_XXS", "256 weights, codes of four from 256; scale per 32.";
+    IQ3_S, quantised, iq3_s::IQ3S, 21, "IQ3_S", "256 weights, codes of four from 512; scale per 32.";
+    IQ4_NL, quantised, iq4_nl::IQ4NL, 20, "IQ4_NL", "32 four-bit unequal steps, one scale.";
+    IQ4_XS, quantised, iq4_xs::IQ4XS, 23, "IQ4_XS", "256 four-bit unequal steps; scale per 32.";
+    TQ1_0, quantised, tq1_0::TQ1_0, 34, "TQ1_0", "256 ternary weights, five to a byte; one scale.";
+    TQ2_0, quantised, tq2_0::TQ2_0, 35, "TQ2_0", "256 ternary weights, four to a byte; one scale.";
+    MXFP4, quantised, mxfp4::MXFP4, 39, "MXFP4", "32 four-bit floats, a power of two as scale.";
 }

@@ -50,41 +50,69 @@ impl QuantisedBlock for Q4K {
         _group: usize,
         sums: &mut [S::Floats; T],
     ) {
-        let (scales, minima) = unpack_scales(part(raw, 4));
-        let scale = simd.splat(simd.f16(*part(raw, 0)));
-        let minimum = simd.splat(-simd.f16(*part(raw, 2)));
-        let scales = simd.multiply(scale, simd.load_small(&scales));
-        let minima = simd.multiply(minimum, simd.load_small(&minima));
-
-        // Lane `g` of the minima's share belongs to group `g`; only the sum of lanes matters.
-        let mut products = [[[0.0; 8]; 2]; T];
-        for token in 0..T {
-            let pack = packs[token];
-            sums[token] = simd.fused_multiply_add(minima, simd.load(&pack.sums), sums[token]);
-            for (half, product) in pack.scales.iter().zip(&mut products[token]) {
-                simd.store(simd.multiply(scales, simd.load(half)), product);
-            }
-        }
+        let products = begin(simd, part(raw, 0), packs, sums);
         for pair in 0..4 {
             let nibbles = simd.load_bytes(part(raw, 16 + 32 * pair));
-            let low = simd.bits::<0>(nibbles, 15);
-            let high = simd.bits::<4>(nibbles, 15);
-            for token in 0..T {
-                for (weights, group) in [(low, 2 * pair), (high, 2 * pair + 1)] {
-                    let quants = simd.load_signed(&packs[token].quants[group]);
-                    let dot = simd.dot_unsigned(weights, quants);
-                    let [first, second] = products[token];
-                    let product = simd.splat_halves(first[group], second[group]);
-                    sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
-                }
-            }
+            let weights = [simd.bits::<0>(nibbles, 15), simd.bits::<4>(nibbles, 15)];
+            accumulate_pair(simd, weights, &products, packs, pair, sums);
+        }
+    }
+}
+
+/// Per token and half, the scales of weights and activations multiplied, for the eight groups.
+pub(super) type Products<const T: usize> = [[[f32; 8]; 2]; T];
+
+/// Adds the minima's share to the sums and returns the scales of the groups. `head` is what Q4_K
+/// and Q5_K blocks begin with: `d`, `dmin` and the packed scales and minima.
+#[inline(always)]
+pub(super) fn begin<S: Simd, const T: usize>(
+    simd: S,
+    head: &[u8; 16],
+    packs: [&Q8Pack; T],
+    sums: &mut [S::Floats; T],
+) -> Products<T> {
+    let (scales, minima) = unpack_scales(part(head, 4));
+    let scale = simd.splat(simd.f16(*part(head, 0)));
+    let minimum = simd.splat(-simd.f16(*part(head, 2)));
+    let scales = simd.multiply(scale, simd.load_small(&scales));
+    let minima = simd.multiply(minimum, simd.load_small(&minima));
+
+    // Lane `g` of the minima's share belongs to group `g`; only the sum of lanes matters.
+    let mut products = [[[0.0; 8]; 2]; T];
+    for token in 0..T {
+        let pack = packs[token];
+        sums[token] = simd.fused_multiply_add(minima, simd.load(&pack.sums), sums[token]);
+        for (half, product) in pack.scales.iter().zip(&mut products[token]) {
+            simd.store(simd.multiply(scales, simd.load(half)), product);
+        }
+    }
+    products
+}
+
+/// Adds the weights of groups `2·pair` and `2·pair + 1`.
+#[inline(always)]
+pub(super) fn accumulate_pair<S: Simd, const T: usize>(
+    simd: S,
+    weights: [S::Bytes; 2],
+    products: &Products<T>,
+    packs: [&Q8Pack; T],
+    pair: usize,
+    sums: &mut [S::Floats; T],
+) {
+    for token in 0..T {
+        for (weights, group) in weights.into_iter().zip(2 * pair..) {
+            let quants = simd.load_signed(&packs[token].quants[group]);
+            let dot = simd.dot_unsigned(weights, quants);
+            let [first, second] = &products[token];
+            let product = simd.splat_halves(first[group], second[group]);
+            sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
         }
     }
 }
 
 /// The eight scales and the eight minima, each below 64.
 #[inline(always)]
-fn unpack_scales(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+pub(super) fn unpack_scales(packed: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
     const SIX_BITS: u32 = 0x3f3f_3f3f;
     const FOUR_BITS: u32 = 0x0f0f_0f0f;
     const TOP_BITS: u32 = 0x3030_3030;

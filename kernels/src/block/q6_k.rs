@@ -6,7 +6,7 @@
 //! from nibble bytes `32·(r mod 2)..` of that half (low nibbles for runs 0 and 1, high for 2 and
 //! 3) and its upper two from bits `2r..2r+2` of the half's 32 upper bytes.
 
-use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
+use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed_halves, half_at, part};
 use crate::activations::Q8Pack;
 use crate::arch::Simd;
 
@@ -68,16 +68,8 @@ impl QuantisedBlock for Q6K {
                 let run = 4 * half + run_of_half;
                 let unsigned = simd.or(nibbles, simd.shift_left_4(pairs));
                 let weights = simd.subtract_byte(unsigned, 32);
-                // Weights 0–15 of a run fall into lanes 0–3, weights 16–31 into lanes 4–7.
                 let scales = [scales[2 * run], scales[2 * run + 1]];
-                for token in 0..T {
-                    let quants = simd.load_signed(&packs[token].quants[run]);
-                    let dot = simd.dot_signed(weights, quants);
-                    let [first, second] = packs[token].scales;
-                    let product =
-                        simd.splat_halves(scales[0] * first[run], scales[1] * second[run]);
-                    sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
-                }
+                accumulate_signed_halves(simd, weights, scales, packs, run, sums);
             }
         }
     }

@@ -41,6 +41,15 @@ impl Random {
                         let scale = half::f16::from_f32(self.value() * 0.01).to_le_bytes();
                         bytes[start + offset..][..2].copy_from_slice(&scale);
                     }
+                    match format {
+                        // The scale is 2^(byte - 128): 2^-13 to 2^-6.
+                        Format::MXFP4 => bytes[start] = 115 + bytes[start] % 8,
+                        // The top nibbles of four words: a scale of at most 2^-7.
+                        Format::IQ1_M => {
+                            bytes[start + 55] = bytes[start + 55] & 0x8f | 0x10;
+                        }
+                        _ => {}
+                    }
                 }
             }
         }
@@ -52,8 +61,16 @@ impl Random {
 fn scale_offsets(format: Format) -> &'static [usize] {
     match format {
         Format::Q4_0 | Format::Q5_0 | Format::Q8_0 => &[0],
-        Format::Q4_1 | Format::Q5_1 | Format::Q4_K => &[0, 2],
+        Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[0, 2],
+        Format::Q2_K => &[80, 82],
+        Format::Q3_K => &[108],
         Format::Q6_K => &[208],
+        Format::IQ4_NL | Format::IQ4_XS => &[0],
+        Format::IQ3_S | Format::IQ3_XXS => &[0],
+        Format::IQ2_S | Format::IQ2_XS | Format::IQ2_XXS | Format::IQ1_S => &[0],
+        Format::TQ1_0 => &[52],
+        Format::TQ2_0 => &[64],
+        Format::IQ1_M | Format::MXFP4 => &[],
         other => panic!("no scales known for {other}"),
     }
 }

@@ -1,0 +1,60 @@
+//! MXFP4: 32 four-bit floats (E2M1) and a power of two, of the OCP microscaling formats.
+//! `w = 2^(e - 128) · table[q]`, where the table holds twice the floats' values.
+//!
+//! 17 bytes: `e` (1), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
+
+use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, part};
+use crate::activations::Q8Pack;
+use crate::arch::Simd;
+
+/// 32 weights in 17 bytes.
+pub(crate) enum MXFP4 {}
+
+impl Block for MXFP4 {
+    type Raw = [u8; 17];
+    const ELEMENTS: usize = 32;
+    const ACTIVATIONS: ActivationFormat = ActivationFormat::Q8;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> &[Self::Raw] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn dequantise(raw: &Self::Raw, out: &mut [f32]) {
+        let scale = half_power(raw[0]);
+        let (low, high) = out.split_at_mut(16);
+        for (index, &byte) in raw[1..].iter().enumerate() {
+            low[index] = scale * f32::from(DOUBLED[usize::from(byte & 15)]);
+            high[index] = scale * f32::from(DOUBLED[usize::from(byte >> 4)]);
+        }
+    }
+}
+
+impl QuantisedBlock for MXFP4 {
+    #[inline(always)]
+    fn accumulate<S: Simd, const T: usize>(
+        simd: S,
+        raw: &Self::Raw,
+        packs: [&Q8Pack; T],
+        group: usize,
+        sums: &mut [S::Floats; T],
+    ) {
+        let weights = simd.look_up(&DOUBLED, simd.load_nibbles(part(raw, 1)));
+        accumulate_signed(simd, weights, half_power(raw[0]), packs, group, sums);
+    }
+}
+
+/// Twice what the sixteen E2M1 floats stand for; bit 3 is the sign.
+const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// `2^(exponent - 128)`: half of the shared scale, because the table is doubled. The two smallest
+/// are subnormal.
+#[inline(always)]
+fn half_power(exponent: u8) -> f32 {
+    let exponent = u32::from(exponent);
+    f32::from_bits(match exponent {
+        0 | 1 => 0x0020_0000 << exponent,
+        _ => (exponent - 1) << 23,
+    })
+}

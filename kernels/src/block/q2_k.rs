@@ -1,0 +1,95 @@
+//! Q2_K: 256 two-bit weights in sixteen groups of 16, each with a four-bit scale and a four-bit
+//! minimum. `w = (d · scale) · q - (dmin · minimum)`.
+//!
+//! 84 bytes: sixteen bytes with a scale in the low nibble and a minimum in the high one, 64 bytes
+//! of bit pairs, `d` (2), `dmin` (2). Weights come in two halves of 128, each of four runs of 32:
+//! run `r` of a half lies in bits `2r..2r+2` of the half's 32 bytes.
+
+use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
+use crate::activations::Q8Pack;
+use crate::arch::Simd;
+
+/// 256 weights in 84 bytes.
+pub(crate) enum Q2K {}
+
+impl Block for Q2K {
+    type Raw = [u8; 84];
+    const ELEMENTS: usize = 256;
+    const ACTIVATIONS: ActivationFormat = ActivationFormat::Q8;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> &[Self::Raw] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn dequantise(raw: &Self::Raw, out: &mut [f32]) {
+        let (scale, minimum) = (half_at(raw, 80), half_at(raw, 82));
+        for (group, weights) in out.chunks_exact_mut(16).enumerate() {
+            let scale = scale * f32::from(raw[group] & 15);
+            let minimum = minimum * f32::from(raw[group] >> 4);
+            let (half, run_of_half) = (group / 8, group % 8 / 2);
+            let pairs: &[u8; 16] = part(raw, 16 + 32 * half + 16 * (group % 2));
+            for (weight, &byte) in weights.iter_mut().zip(pairs) {
+                *weight = scale * f32::from((byte >> (2 * run_of_half)) & 3) - minimum;
+            }
+        }
+    }
+}
+
+impl QuantisedBlock for Q2K {
+    #[inline(always)]
+    fn accumulate<S: Simd, const T: usize>(
+        simd: S,
+        raw: &Self::Raw,
+        packs: [&Q8Pack; T],
+        _group: usize,
+        sums: &mut [S::Floats; T],
+    ) {
+        let (scales, minima) = split_nibbles(part(raw, 0));
+        let minimum = simd.splat(-simd.f16(*part(raw, 82)));
+        let scale = simd.splat(simd.f16(*part(raw, 80)));
+        let minima = minima.map(|half| simd.multiply(minimum, simd.load_small(&half)));
+        let scales = scales.map(|half| simd.multiply(scale, simd.load_small(&half)));
+
+        // Lane `g` of the minima's share belongs to run `g`; only the sum of lanes matters.
+        let mut products = [[[0.0; 8]; 2]; T];
+        for token in 0..T {
+            let pack = packs[token];
+            let first = simd.load(&pack.first_sums);
+            let second = simd.subtract(simd.load(&pack.sums), first);
+            sums[token] = simd.fused_multiply_add(minima[0], first, sums[token]);
+            sums[token] = simd.fused_multiply_add(minima[1], second, sums[token]);
+            for half in 0..2 {
+                let product = simd.multiply(scales[half], simd.load(&pack.scales[half]));
+                simd.store(product, &mut products[token][half]);
+            }
+        }
+        for half in 0..2 {
+            let packed = simd.load_bytes(part(raw, 16 + 32 * half));
+            let runs = [
+                simd.bits::<0>(packed, 3),
+                simd.bits::<2>(packed, 3),
+                simd.bits::<4>(packed, 3),
+                simd.bits::<6>(packed, 3),
+            ];
+            for (run, weights) in (4 * half..).zip(runs) {
+                for token in 0..T {
+                    let quants = simd.load_signed(&packs[token].quants[run]);
+                    let dot = simd.dot_unsigned(weights, quants);
+                    let [first, second] = &products[token];
+                    let product = simd.splat_halves(first[run], second[run]);
+                    sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
+                }
+            }
+        }
+    }
+}
+
+/// The scales and the minima, each as those of the runs' first halves and of their second.
+#[inline(always)]
+fn split_nibbles(packed: &[u8; 16]) -> ([[u8; 8]; 2], [[u8; 8]; 2]) {
+    let half =
+        |half: usize, shift: u32| std::array::from_fn(|run| (packed[2 * run + half] >> shift) & 15);
+    ([half(0, 0), half(1, 0)], [half(0, 4), half(1, 4)])
+}

@@ -1,0 +1,65 @@
+//! Q5_K: 256 five-bit weights in eight groups of 32, each with a six-bit scale and a six-bit
+//! minimum. `w = (d · scale) · q - (dmin · minimum)`.
+//!
+//! 176 bytes: `d` (2), `dmin` (2), twelve bytes of scales and minima packed as in Q4_K, 32 bytes
+//! of fifth bits, then 128 bytes of nibbles as in Q4_K. Weight `i` of group `g` has its fifth bit
+//! in bit `g` of byte `i`.
+
+use super::q4_k::{accumulate_pair, begin, unpack_scales};
+use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
+use crate::activations::Q8Pack;
+use crate::arch::Simd;
+
+/// 256 weights in 176 bytes.
+pub(crate) enum Q5K {}
+
+impl Block for Q5K {
+    type Raw = [u8; 176];
+    const ELEMENTS: usize = 256;
+    const ACTIVATIONS: ActivationFormat = ActivationFormat::Q8;
+
+    #[inline(always)]
+    fn blocks(row: &[u8]) -> &[Self::Raw] {
+        row.as_chunks().0
+    }
+
+    #[inline(always)]
+    fn dequantise(raw: &Self::Raw, out: &mut [f32]) {
+        let (scales, minima) = unpack_scales(part(raw, 4));
+        let (scale, minimum) = (half_at(raw, 0), half_at(raw, 2));
+        let fifth: &[u8; 32] = part(raw, 16);
+        for (group, weights) in out.chunks_exact_mut(32).enumerate() {
+            let scale = scale * f32::from(scales[group]);
+            let minimum = minimum * f32::from(minima[group]);
+            let nibbles: &[u8; 32] = part(raw, 48 + group / 2 * 32);
+            for (index, weight) in weights.iter_mut().enumerate() {
+                let nibble = (nibbles[index] >> (group % 2 * 4)) & 15;
+                let fifth = ((fifth[index] >> group) & 1) << 4;
+                *weight = scale * f32::from(nibble | fifth) - minimum;
+            }
+        }
+    }
+}
+
+impl QuantisedBlock for Q5K {
+    #[inline(always)]
+    fn accumulate<S: Simd, const T: usize>(
+        simd: S,
+        raw: &Self::Raw,
+        packs: [&Q8Pack; T],
+        _group: usize,
+        sums: &mut [S::Floats; T],
+    ) {
+        let products = begin(simd, part(raw, 0), packs, sums);
+        let fifth = simd.load_bytes(part(raw, 16));
+        for pair in 0..4 {
+            let nibbles = simd.load_bytes(part(raw, 48 + 32 * pair));
+            let upper = [1, 2].map(|bit: u8| simd.where_bit(fifth, bit << (2 * pair), 16));
+            let weights = [
+                simd.or(simd.bits::<0>(nibbles, 15), upper[0]),
+                simd.or(simd.bits::<4>(nibbles, 15), upper[1]),
+            ];
+            accumulate_pair(simd, weights, &products, packs, pair, sums);
+        }
+    }
+}
