@@ -7,6 +7,9 @@
 //! * [`QuantisedBlock`]: the weights are small integers and meet Q8 activations (see
 //!   `activations.rs`) in an integer dot product per group of 32, scaled into `f32` lanes.
 //!
+//! The IQ1 to IQ3 formats, whose weights are indices into code books, share `coded.rs` and the
+//! tables of `code_books.rs`.
+//!
 //! A new format is a new file and a row in the table at the end of this one.
 
 mod bf16;

@@ -67,7 +67,7 @@ fn write_digits<const N: usize>(bytes: &[u8; N], out: &mut [u8]) {
     let mut fractions = *bytes;
     for digits in out.chunks_exact_mut(N) {
         for (digit, fraction) in digits.iter_mut().zip(&mut fractions) {
-            *digit = (u16::from(*fraction) * 3 >> 8) as u8;
+            *digit = ((u16::from(*fraction) * 3) >> 8) as u8;
             *fraction = fraction.wrapping_mul(3);
         }
     }
