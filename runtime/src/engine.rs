@@ -91,7 +91,8 @@ impl Engine {
         })
     }
 
-    /// Continues a prompt. The stream begins at once; tokens follow as they are made.
+    /// Continues a prompt. Requests are answered one after another, and a stream that
+    /// nobody reads holds up those behind it: read or drop it before you wait for another.
     ///
     /// # Errors
     /// When the prompt is empty, too long or not of this vocabulary, or the sampler's
@@ -112,8 +113,8 @@ impl Engine {
     }
 
     /// Computes the logits of every position of `ids` and hands each row, `[vocabulary]`
-    /// floats, to `on_logits` with its position. Open the engine with
-    /// [`Settings::all_logits`].
+    /// floats, to `on_logits` with its position. An engine opened with
+    /// [`Settings::all_logits`] takes many positions in a pass, others one.
     ///
     /// # Errors
     /// When `ids` is empty, too long or not of this vocabulary, or a read fails.
@@ -162,7 +163,9 @@ impl Drop for Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let Some(thread) = thread {
+        // The last handle may go on the engine's own thread, with a caller's closure.
+        let other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if let Some(thread) = thread.filter(other) {
             let _ = thread.join();
         }
     }

@@ -94,6 +94,7 @@ async fn build(
     let files = Arc::new(OpenFiles::open(paths(), backend.needs_buffers())?);
     let mut built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
     if let (Err(Error::Weights { source, .. }), Io::Auto) = (&built, blueprint.settings.io)
+        && backend == Backend::Uring
         && let WeightsError::Reader { source, .. } = source
     {
         notices.push(format!(
@@ -122,6 +123,7 @@ async fn build(
         tokenizer,
         context: blueprint.context,
         chunk: blueprint.chunk,
+        logit_tokens: blueprint.logit_tokens,
         vocabulary: blueprint.program.vocabulary(),
         fixed: FixedUsage::new(blueprint, backend, &files, &generator),
         generator,
@@ -173,6 +175,7 @@ struct Scheduler {
     tokenizer: Arc<Tokenizer>,
     context: usize,
     chunk: usize,
+    logit_tokens: usize,
     vocabulary: usize,
     fixed: FixedUsage,
 }
@@ -227,6 +230,11 @@ impl Scheduler {
             ignore_eos,
             events,
         } = generation;
+        let sampler = SamplerOptions {
+            // A request has no more tokens than that to look back on.
+            repeat_last_n: sampler.repeat_last_n.min(self.context + 1),
+            ..sampler
+        };
         let meter = Meter::start(&self.generator);
         let is_cancelled = || events.is_closed();
         self.prefill(&ids, &is_cancelled).await?;
@@ -309,7 +317,8 @@ impl Scheduler {
         } = evaluation;
         let mut position = 0;
         let mut outcome = Ok(());
-        for tokens in ids.chunks(self.chunk) {
+        // An engine that was not opened for it keeps one row of logits: slow, but right.
+        for tokens in ids.chunks(self.chunk.min(self.logit_tokens)) {
             let batch = Batch {
                 tokens,
                 position,

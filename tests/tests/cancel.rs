@@ -46,6 +46,30 @@ fn dropped_streams_leave_the_engine_as_it_was() {
 }
 
 #[test]
+fn an_engine_opened_for_answers_evaluates_too_and_looks_back_any_length() {
+    let model = fixture("arch/llama.gguf");
+    let mut roomy = small_settings(&model);
+    roomy.ram_budget = emel::RamBudget::Bytes(1 << 30);
+    let expected = emel_tests::run::logits(&model, roomy, &[1, 2, 3, 4]).unwrap();
+    block_on(async {
+        let engine = open(&model, small_settings(&model)).await.unwrap();
+        let rows = emel_tests::run::logits_of(&engine, &[1, 2, 3, 4])
+            .await
+            .unwrap();
+        assert_eq!(rows, expected);
+        let mut request = Request::new(vec![1, 2, 3]).max_tokens(5);
+        request.ignore_eos = true;
+        request.sampler.repeat_penalty = 1.1;
+        request.sampler.repeat_last_n = usize::MAX;
+        let mut stream = engine.generate(request).await.unwrap();
+        while let Some(token) = stream.next().await {
+            token.unwrap();
+        }
+        assert_eq!(stream.usage().unwrap().generated_tokens, 5);
+    });
+}
+
+#[test]
 fn a_stream_outlives_the_handles_to_its_engine() {
     let model = fixture("arch/llama.gguf");
     block_on(async {
