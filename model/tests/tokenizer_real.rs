@@ -5,30 +5,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use std::path::{Path, PathBuf};
-
 use emel_loader::gguf::Catalog;
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, EncodeOptions, Tokenizer};
+use emel_tests::fixtures::{json, real_model};
 use serde_json::Value;
 
-const PARSED: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
 fn tokenizer(file: &str) -> Option<Tokenizer> {
-    let path = repository().join("models").join(file);
-    if !path.exists() {
-        let required = std::env::var_os("EMEL_REQUIRE_MODELS").is_some_and(|value| value == "1");
-        assert!(!required, "models/{file} is missing");
-        println!("skipped: models/{file} is missing");
-        return None;
-    }
-    let mut catalog = Catalog::open(path).unwrap();
+    let mut catalog = Catalog::open(real_model(file)?).unwrap();
     Some(Tokenizer::from_metadata(catalog.metadata_mut()).unwrap())
 }
 
@@ -52,8 +35,7 @@ fn check(model: &str, fixture: &str) {
         "{:?}",
         tokenizer.warnings()
     );
-    let path = repository().join("tests/fixtures/real").join(fixture);
-    let fixture: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let fixture: Value = json(&format!("real/{fixture}"));
     let (texts, prompts) = (&fixture["texts"], &fixture["prompts"]);
     let texts = texts.as_array().unwrap();
     let prompts = prompts.as_array().unwrap();
@@ -61,7 +43,11 @@ fn check(model: &str, fixture: &str) {
     for entry in texts.iter().chain(prompts) {
         let text = entry["text"].as_str().unwrap();
         let expected = ids(entry, "ids");
-        assert_eq!(tokenizer.encode(text, PARSED), expected, "{text:?}");
+        assert_eq!(
+            tokenizer.encode(text, EncodeOptions::PROMPT),
+            expected,
+            "{text:?}"
+        );
     }
     for entry in texts {
         let pieces = ids(entry, "ids");

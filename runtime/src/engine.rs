@@ -4,7 +4,7 @@
 //! handle and the last stream are gone.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use emel_loader::reader::Backend;
@@ -33,7 +33,7 @@ pub struct Engine {
 pub(crate) struct Shared {
     // `None` once the engine is being dropped.
     jobs: Option<mpsc::Sender<Job>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Option<JoinHandle<()>>,
     description: Description,
 }
 
@@ -85,7 +85,7 @@ impl Engine {
         Ok(Self {
             shared: Arc::new(Shared {
                 jobs: Some(jobs),
-                thread: Mutex::new(Some(thread)),
+                thread: Some(thread),
                 description,
             }),
         })
@@ -158,14 +158,9 @@ impl Engine {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.jobs = None;
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
         // The last handle may go on the engine's own thread, with a caller's closure.
         let other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
-        if let Some(thread) = thread.filter(other) {
+        if let Some(thread) = self.thread.take().filter(other) {
             let _ = thread.join();
         }
     }

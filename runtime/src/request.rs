@@ -5,12 +5,6 @@ use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::error::Error;
 
-/// How the text of a prompt is read.
-const ENCODE_PROMPT: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
-
 /// The text, or the token ids, to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
@@ -34,7 +28,7 @@ impl Prompt {
         vocabulary: usize,
     ) -> Result<Vec<u32>, Error> {
         let ids = match self {
-            Self::Text(text) => tokenizer.encode(&text, ENCODE_PROMPT),
+            Self::Text(text) => tokenizer.encode(&text, EncodeOptions::PROMPT),
             Self::Tokens(ids) => ids,
         };
         let stranger = ids.iter().find(|&&id| id as usize >= vocabulary);

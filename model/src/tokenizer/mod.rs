@@ -47,6 +47,14 @@ pub struct EncodeOptions {
     pub parse_special: bool,
 }
 
+impl EncodeOptions {
+    /// How the text of a prompt is read: BOS as the file says, special tokens recognised.
+    pub const PROMPT: Self = Self {
+        add_special: true,
+        parse_special: true,
+    };
+}
+
 impl Default for EncodeOptions {
     fn default() -> Self {
         Self {

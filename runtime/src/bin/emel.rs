@@ -222,7 +222,7 @@ fn tokenize(options: &TokenizeOptions) -> anyhow::Result<()> {
         cli::notice(&text.to_string());
     }
     let report = TokenizeReport {
-        ids: tokenizer.encode(&options.text.read()?, ENCODE),
+        ids: tokenizer.encode(&options.text.read()?, EncodeOptions::PROMPT),
     };
     if options.json {
         cli::print(&(serde_json::to_string(&report)? + "\n"))?;
@@ -236,12 +236,6 @@ fn tokenize(options: &TokenizeOptions) -> anyhow::Result<()> {
     }
     Ok(())
 }
-
-/// As a prompt is read: BOS as the file says, special tokens recognised.
-const ENCODE: EncodeOptions = EncodeOptions {
-    add_special: true,
-    parse_special: true,
-};
 
 fn tokenizer(model: &Path) -> anyhow::Result<Tokenizer> {
     let mut catalog = Catalog::open(model)?;
@@ -289,7 +283,9 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
     let model = &options.model.model;
     let ids = match (&options.source.tokens, &options.source.file) {
         (Some(ids), _) => ids.clone(),
-        (None, Some(path)) => tokenizer(model)?.encode(&cli::read_text(path)?, ENCODE),
+        (None, Some(path)) => {
+            tokenizer(model)?.encode(&cli::read_text(path)?, EncodeOptions::PROMPT)
+        }
         // clap sees to it that one of the two is given.
         (None, None) => Vec::new(),
     };
