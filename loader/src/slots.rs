@@ -127,12 +127,15 @@ impl SlotTable {
     }
 
     /// Any state → Free, at once or when the read that is under way has landed.
-    pub fn abandon(&self, slot: usize) {
+    /// Returns whether the slot has bytes that are to be released now.
+    pub fn abandon(&self, slot: usize) -> bool {
         let mut state = self.lock(slot);
+        let has_bytes = matches!(*state, SlotState::Ready(_) | SlotState::Held);
         *state = match *state {
             SlotState::Reading | SlotState::Abandoned => SlotState::Abandoned,
             _ => SlotState::Free,
         };
+        has_bytes
     }
 
     /// Has `waker` called at every completion from now on. Register before looking
@@ -144,8 +147,10 @@ impl SlotTable {
         }
     }
 
-    fn complete(&self, slot: usize, result: Result<View, ReadError>) {
+    /// Returns whether somebody still waits for the read.
+    fn complete(&self, slot: usize, result: Result<View, ReadError>) -> bool {
         let mut state = self.lock(slot);
+        let is_wanted = !matches!(*state, SlotState::Abandoned);
         *state = match (&*state, result) {
             (SlotState::Abandoned, _) => SlotState::Free,
             (SlotState::Reading, Ok(view)) => SlotState::Ready(view),
@@ -157,6 +162,7 @@ impl SlotTable {
         if let Some(waker) = waker.as_ref() {
             waker.wake_by_ref();
         }
+        is_wanted
     }
 
     // A poisoned state is still a state: every transition is a single assignment.
@@ -168,15 +174,16 @@ impl SlotTable {
 }
 
 impl Completion {
-    /// The read has brought the viewed bytes, and `bytes_read` in all.
-    pub fn succeed(mut self, view: View, bytes_read: usize) {
+    /// The read has brought the viewed bytes, and `bytes_read` in all. Returns whether
+    /// somebody still waits for them.
+    pub fn succeed(mut self, view: View, bytes_read: usize) -> bool {
         let table = &self.table;
         table
             .bytes_read
             .fetch_add(bytes_read as u64, Ordering::Relaxed);
         table.reads.fetch_add(1, Ordering::Relaxed);
         self.reported = true;
-        self.table.complete(self.slot, Ok(view));
+        self.table.complete(self.slot, Ok(view))
     }
 
     /// The read has failed.
@@ -219,10 +226,23 @@ mod tests {
     fn an_abandoned_slot_is_free_only_when_its_read_has_landed() {
         let table = SlotTable::new(1);
         let completion = table.begin(0);
-        table.abandon(0);
+        assert!(!table.abandon(0));
         assert!(!table.is_free(0));
-        completion.succeed(view(), 3);
+        assert!(!completion.succeed(view(), 3));
         assert!(table.is_free(0));
+    }
+
+    #[test]
+    fn bytes_are_released_by_who_abandons_them_or_by_their_read_and_never_by_both() {
+        let table = SlotTable::new(1);
+        assert!(table.begin(0).succeed(view(), 3));
+        assert!(table.abandon(0));
+        assert!(!table.abandon(0));
+        assert!(table.begin(0).succeed(view(), 3));
+        assert!(table.poll_take(0).is_ready());
+        assert!(table.abandon(0), "a step that has panicked leaves it held");
+        table.begin(0).fail(ReadError::Stopped);
+        assert!(!table.abandon(0));
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub struct Weights {
     // `None` for a streamed unit.
     pinned: Vec<Option<View>>,
     ring: Ring,
+    // What each slot was last given to read.
+    extents: Box<[Extent]>,
     buffers: SlotBuffers,
     wait: Duration,
     // Keeps the views in `pinned` valid.
@@ -112,7 +114,7 @@ impl Weights {
             with_buffers,
         };
         let registered = buffers.ring_buffers();
-        let reader = reader::open(backend, files, registered, table.len())
+        let reader = reader::open(backend, files, registered, table.len(), plan.streams())
             .map_err(|source| WeightsError::Reader { backend, source })?;
         let mut weights = Self {
             reader,
@@ -120,6 +122,7 @@ impl Weights {
             units: plan.units.clone(),
             pinned: vec![None; plan.units.len()],
             ring: Ring::new(plan),
+            extents: extents_of(slot_count.max(LOAD_DEPTH)),
             buffers,
             wait: Duration::ZERO,
             _pinned_arena: Arc::clone(&pinned_arena),
@@ -154,8 +157,7 @@ impl Weights {
         // buffer; the arena or mapping is owned by this value.
         let result = step(unsafe { view.slice() });
         self.ring.queue.pop_front();
-        self.table.give_back(slot);
-        self.release(unit);
+        self.give_back(slot);
         self.pump();
         Ok(result)
     }
@@ -172,10 +174,10 @@ impl Weights {
     ) -> Result<(), ReadError> {
         // An earlier call may have been dropped, or its step may have panicked.
         for place in 0..ROW_SLOTS {
-            self.table.abandon(self.ring.slots + place);
+            self.abandon(self.ring.slots + place);
         }
         let mut extents = extents.enumerate();
-        let mut batch: [Option<(usize, Extent)>; ROW_SLOTS] = [None; ROW_SLOTS];
+        let mut batch: [Option<usize>; ROW_SLOTS] = [None; ROW_SLOTS];
         loop {
             let mut started = 0;
             while started < ROW_SLOTS {
@@ -187,7 +189,7 @@ impl Weights {
                     step(index, unsafe { view.slice() });
                 } else {
                     self.start_row(started, &extent).await;
-                    batch[started] = Some((index, extent));
+                    batch[started] = Some(index);
                     started += 1;
                 }
             }
@@ -196,7 +198,7 @@ impl Weights {
             }
             let mut outcome = Ok(());
             for (place, row) in batch.iter_mut().enumerate().take(started) {
-                let Some((index, extent)) = row.take() else {
+                let Some(index) = row.take() else {
                     continue;
                 };
                 let slot = self.ring.slots + place;
@@ -204,8 +206,7 @@ impl Weights {
                     Ok(view) => {
                         // SAFETY: the slot is held until it is given back below.
                         step(index, unsafe { view.slice() });
-                        self.table.give_back(slot);
-                        self.reader.release(&extent);
+                        self.give_back(slot);
                     }
                     Err(error) => outcome = Err(error),
                 }
@@ -228,11 +229,9 @@ impl Weights {
     /// pass. Reads under way land in their slots before these are used again.
     pub fn restart(&mut self) {
         for slot in 0..self.table.len() {
-            self.table.abandon(slot);
+            self.abandon(slot);
         }
-        while let Some((_, unit)) = self.ring.queue.pop_front() {
-            self.release(unit);
-        }
+        self.ring.queue.clear();
         self.ring.rewind();
     }
 
@@ -380,7 +379,8 @@ impl Weights {
             })
     }
 
-    fn submit(&self, slot: usize, extent: Extent, buffer: Option<SlotBuffer>) {
+    fn submit(&mut self, slot: usize, extent: Extent, buffer: Option<SlotBuffer>) {
+        self.extents[slot] = extent;
         self.reader.submit(ReadRequest {
             extent,
             buffer,
@@ -388,9 +388,32 @@ impl Weights {
         });
     }
 
-    fn release(&self, unit: usize) {
-        self.reader.release(&self.units[unit].extent);
+    fn give_back(&mut self, slot: usize) {
+        self.table.give_back(slot);
+        self.release(slot);
     }
+
+    fn abandon(&mut self, slot: usize) {
+        if self.table.abandon(slot) {
+            self.release(slot);
+        }
+    }
+
+    fn release(&self, slot: usize) {
+        // Where nothing streams there is room for the whole file.
+        if self.ring.slots > 0 {
+            self.reader.release(&self.extents[slot]);
+        }
+    }
+}
+
+fn extents_of(slots: usize) -> Box<[Extent]> {
+    let nothing = Extent {
+        file: 0,
+        offset: 0,
+        bytes: 0,
+    };
+    vec![nothing; slots].into_boxed_slice()
 }
 
 /// Which units are read next, and which slot each is in.
@@ -518,8 +541,9 @@ mod tests {
     const BODY: usize = 17;
     const SLOTS: usize = 5;
 
-    /// Reads end when the test says, in the order it says.
-    struct Scripted(Arc<Mutex<Vec<ReadRequest>>>);
+    /// Reads end when the test says, in the order it says; the number is of those that
+    /// have brought wanted bytes and were not released since.
+    struct Scripted(Arc<Mutex<Vec<ReadRequest>>>, Arc<AtomicUsize>);
 
     impl Reader for Scripted {
         fn backend(&self) -> Backend {
@@ -528,6 +552,10 @@ mod tests {
 
         fn submit(&self, request: ReadRequest) {
             self.0.lock().unwrap().push(request);
+        }
+
+        fn release(&self, _extent: &Extent) {
+            self.1.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -566,6 +594,7 @@ mod tests {
 
     struct Script {
         requests: Arc<Mutex<Vec<ReadRequest>>>,
+        in_use: Arc<AtomicUsize>,
         random: Pcg64,
         fails_one_in: usize,
     }
@@ -593,9 +622,12 @@ mod tests {
             let mut buffer = request.buffer.take().unwrap();
             buffer.as_mut_slice().fill(mark(&request.extent));
             let bytes = request.extent.bytes as usize;
-            request
-                .completion
-                .succeed(buffer.into_view(0, bytes), bytes);
+            let view = buffer.into_view(0, bytes);
+            // Before the slot says so.
+            self.in_use.fetch_add(1, Ordering::Relaxed);
+            if !request.completion.succeed(view, bytes) {
+                self.in_use.fetch_sub(1, Ordering::Relaxed);
+            }
             true
         }
 
@@ -647,12 +679,14 @@ mod tests {
         };
         let requests = Arc::new(Mutex::new(Vec::new()));
         let bytes = plan.ring_bytes() as usize + ROW_SLOTS * plan.row_slot_bytes;
+        let in_use = Arc::new(AtomicUsize::new(0));
         let weights = Weights {
-            reader: Box::new(Scripted(Arc::clone(&requests))),
+            reader: Box::new(Scripted(Arc::clone(&requests), Arc::clone(&in_use))),
             table: SlotTable::new(SLOTS + ROW_SLOTS),
             units: plan.units.clone(),
             pinned: vec![None; UNITS],
             ring: Ring::new(&plan),
+            extents: extents_of(SLOTS + ROW_SLOTS),
             buffers: SlotBuffers {
                 arena: Arena::new(bytes).unwrap(),
                 ring: (plan.slots, plan.slot_bytes),
@@ -664,6 +698,7 @@ mod tests {
         };
         let script = Script {
             requests,
+            in_use,
             random: Pcg64::new(seed.into(), 1),
             fails_one_in,
         };
@@ -734,6 +769,7 @@ mod tests {
             while script.end_one() {}
             let table = &weights.table;
             assert!((0..table.len()).all(|slot| table.is_free(slot)));
+            assert_eq!(script.in_use.load(Ordering::Relaxed), 0);
         }
     }
 
@@ -777,6 +813,9 @@ mod tests {
                     assert_eq!(seen, count);
                 }
             }
+            weights.restart();
+            while script.end_one() {}
+            assert_eq!(script.in_use.load(Ordering::Relaxed), 0);
         }
     }
 }

@@ -2,12 +2,16 @@
 //!
 //! A read faults its pages in from a thread of the pool, so that the engine does not
 //! stop at each; a release gives them back to the kernel, so that the slots bound
-//! what is resident here as they do elsewhere. A file that shrinks while it is mapped
+//! what is resident here as they do elsewhere. The kernel brings in and keeps more
+//! than it is asked for: a fault maps the whole folio it falls into, and a large folio
+//! is dropped only as a whole. A fault and a release therefore clean up on both sides,
+//! up to what is still in use. A file that shrinks while it is mapped
 //! raises SIGBUS on access, as with every mapping: `--io uring` and `--io pread`
 //! report an error instead.
 
 use std::io;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
@@ -21,6 +25,13 @@ use crate::gguf::Extent;
 /// One thread faults pages in while another may wait for the drive.
 const THREADS_MAX: usize = 2;
 
+/// Bytes that the kernel reads for one advice at least, whatever is set for the
+/// device; of a longer range it may leave out the rest.
+const ADVICE_BYTES: usize = 128 << 10;
+
+/// How far a release reaches out: the largest folio that a file's pages come in.
+const REACH_BYTES: usize = 2 << 20;
+
 pub(super) struct MmapReader {
     maps: Arc<Maps>,
     requests: Option<Sender<ReadRequest>>,
@@ -31,10 +42,15 @@ struct Maps {
     files: Arc<OpenFiles>,
     // `None` for an empty shard, which cannot be mapped and holds no tensor.
     maps: Vec<Option<Mmap>>,
+    // Without it nothing is released, and nothing is noted in `in_use`.
+    streams: bool,
+    in_use: Mutex<InUse>,
 }
 
 impl MmapReader {
-    pub(super) fn start(files: Arc<OpenFiles>, depth: usize) -> io::Result<Self> {
+    /// `streams` says that bytes will be released, so that the kernel should bring in
+    /// no more than what is asked for.
+    pub(super) fn start(files: Arc<OpenFiles>, depth: usize, streams: bool) -> io::Result<Self> {
         let maps = files
             .iter()
             .map(|file| {
@@ -44,10 +60,19 @@ impl MmapReader {
                 // SAFETY: the mapping is read-only and private to this reader. Another
                 // process may still change the file; its bytes are then other numbers,
                 // never a broken invariant, because weights are plain data.
-                unsafe { Mmap::map(file.file()) }.map(Some)
+                let map = unsafe { Mmap::map(file.file()) }?;
+                if streams {
+                    let _ = map.advise(Advice::Random);
+                }
+                Ok(Some(map))
             })
             .collect::<io::Result<_>>()?;
-        let maps = Arc::new(Maps { files, maps });
+        let maps = Arc::new(Maps {
+            files,
+            maps,
+            streams,
+            in_use: Mutex::new(InUse::with_capacity(depth)),
+        });
         let (sender, receiver) = bounded(depth.max(1));
         let threads = (0..THREADS_MAX)
             .map(|index| {
@@ -95,10 +120,16 @@ impl Drop for MmapReader {
 fn serve(maps: &Maps, requests: &Receiver<ReadRequest>) {
     for request in requests {
         match maps.fault_in(&request.extent) {
-            Ok(view) => request
-                .completion
-                .succeed(view, request.extent.bytes as usize),
-            Err(error) => request.completion.fail(error),
+            Ok(view) => {
+                let read_bytes = request.extent.bytes as usize;
+                if !request.completion.succeed(view, read_bytes) {
+                    maps.do_not_need(&request.extent);
+                }
+            }
+            Err(error) => {
+                maps.do_not_need(&request.extent);
+                request.completion.fail(error);
+            }
         }
     }
 }
@@ -106,36 +137,66 @@ fn serve(maps: &Maps, requests: &Receiver<ReadRequest>) {
 impl Maps {
     /// Rounded outward: a page that is half wanted is wanted.
     fn will_need(&self, extent: &Extent) {
+        if self.streams {
+            self.lock().insert(*extent);
+        }
         let Some(map) = &self.maps[extent.file] else {
             return;
         };
-        let pages = Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES);
-        let end = (pages.offset as usize + pages.bytes).min(map.len());
-        if let Some(length) = end.checked_sub(pages.offset as usize) {
-            let _ = map.advise_range(Advice::WillNeed, pages.offset as usize, length);
+        let pages = pages_of(extent);
+        for start in pages.clone().step_by(ADVICE_BYTES) {
+            let end = (start + ADVICE_BYTES).min(pages.end).min(map.len());
+            if let Some(length) = end.checked_sub(start) {
+                let _ = map.advise_range(Advice::WillNeed, start, length);
+            }
         }
     }
 
-    /// Rounded inward: a page that is shared with a neighbour stays.
+    /// Gives the extent's pages back, and what lies next to them unused.
     fn do_not_need(&self, extent: &Extent) {
-        let Some(map) = &self.maps[extent.file] else {
+        let own = pages_of(extent);
+        let mut in_use = self.lock();
+        if !in_use.remove(extent) {
+            return;
+        }
+        for pages in in_use.gaps(extent) {
+            if pages.start > own.end || pages.end < own.start {
+                continue;
+            }
+            self.unmap(extent.file, pages.clone());
+            self.files.get(extent.file).drop_cached(Window {
+                offset: pages.start as u64,
+                bytes: pages.len(),
+                skip: 0,
+            });
+        }
+    }
+
+    /// A fault has mapped the whole folio it fell into, and perhaps others.
+    fn unmap_around(&self, extent: &Extent) {
+        for pages in self.lock().gaps(extent) {
+            self.unmap(extent.file, pages);
+        }
+    }
+
+    fn unmap(&self, file: usize, pages: Range<usize>) {
+        let Some(map) = &self.maps[file] else {
             return;
         };
-        let start = (extent.offset as usize).next_multiple_of(PAGE_BYTES);
-        let end = ((extent.offset + extent.bytes) as usize).min(map.len());
-        let end = end - end % PAGE_BYTES;
-        if start >= end {
+        let pages = pages.start..pages.end.min(map.len());
+        if pages.is_empty() {
             return;
         }
         // SAFETY: the advice drops clean pages of a read-only file mapping; they are
         // read from the file again when they are touched.
-        let _ =
-            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start) };
-        self.files.get(extent.file).drop_cached(Window {
-            offset: start as u64,
-            bytes: end - start,
-            skip: 0,
-        });
+        let _ = unsafe {
+            map.unchecked_advise_range(UncheckedAdvice::DontNeed, pages.start, pages.len())
+        };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, InUse> {
+        // A poisoned list is still a list: every change is a single call.
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fault_in(&self, extent: &Extent) -> Result<View, ReadError> {
@@ -161,6 +222,153 @@ impl Maps {
         }
         // Chunks that straddle pages do not begin on the last one.
         std::hint::black_box(bytes.last().copied());
+        if self.streams {
+            self.unmap_around(extent);
+        }
         Ok(View::of(bytes))
+    }
+}
+
+/// The pages that hold an extent.
+fn pages_of(extent: &Extent) -> Range<usize> {
+    let pages = Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES);
+    let start = pages.offset as usize;
+    start..start + pages.bytes
+}
+
+/// The extents that were asked for and not given back, in the order of the files:
+/// those of the slots, and the pinned units.
+struct InUse {
+    extents: Vec<Extent>,
+    /// Bytes of the longest that there has been.
+    longest: u64,
+}
+
+impl InUse {
+    fn with_capacity(count: usize) -> Self {
+        Self {
+            extents: Vec::with_capacity(count),
+            longest: 0,
+        }
+    }
+
+    fn insert(&mut self, extent: Extent) {
+        self.longest = self.longest.max(extent.bytes);
+        let place = self.place_of(extent.file, extent.offset);
+        self.extents.insert(place, extent);
+    }
+
+    /// Returns whether it was there.
+    fn remove(&mut self, extent: &Extent) -> bool {
+        let place = self.place_of(extent.file, extent.offset);
+        let found = self.extents[place..].iter().position(|it| it == extent);
+        found.is_some_and(|after| {
+            self.extents.remove(place + after);
+            true
+        })
+    }
+
+    /// The pages that nobody uses in an extent and as far around it as cleaning reaches.
+    fn gaps(&self, extent: &Extent) -> impl Iterator<Item = Range<usize>> {
+        let own = pages_of(extent);
+        let mut start = own.start.saturating_sub(REACH_BYTES);
+        let end = own.end + REACH_BYTES;
+        let first = self.place_of(
+            extent.file,
+            (start as u64).saturating_sub(self.longest + PAGE_BYTES as u64),
+        );
+        let used = self.extents[first..]
+            .iter()
+            .take_while(move |it| it.file == extent.file && (it.offset as usize) < end)
+            .map(pages_of);
+        used.chain([end..end]).filter_map(move |pages| {
+            let gap = start..pages.start;
+            start = start.max(pages.end);
+            (!gap.is_empty()).then_some(gap)
+        })
+    }
+
+    /// Where an extent at this offset is, or belongs.
+    fn place_of(&self, file: usize, offset: u64) -> usize {
+        self.extents
+            .partition_point(|it| (it.file, it.offset) < (file, offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = PAGE_BYTES as u64;
+    const REACH: u64 = REACH_BYTES as u64 / PAGE;
+
+    fn extent(offset: u64, bytes: u64) -> Extent {
+        Extent {
+            file: 0,
+            offset,
+            bytes,
+        }
+    }
+
+    /// The gaps, in pages, around an extent that is given back while others are in use.
+    fn gaps(others: &[Extent], own: Extent) -> Vec<Range<u64>> {
+        let mut in_use = InUse::with_capacity(0);
+        in_use.insert(own);
+        for other in others {
+            in_use.insert(*other);
+        }
+        assert!(in_use.remove(&own));
+        assert_eq!(in_use.extents.len(), others.len());
+        let in_pages =
+            |gap: Range<usize>| (gap.start / PAGE_BYTES) as u64..(gap.end / PAGE_BYTES) as u64;
+        in_use.gaps(&own).map(in_pages).collect()
+    }
+
+    #[test]
+    fn a_page_that_two_units_share_goes_with_the_second_of_them() {
+        let first = extent(1000 * PAGE, 2 * PAGE + 100);
+        let second = extent(1002 * PAGE + 100, 2 * PAGE);
+        assert_eq!(
+            gaps(&[second], first),
+            [1000 - REACH..1002, 1005..1003 + REACH]
+        );
+        assert_eq!(
+            gaps(&[first], second),
+            [1002 - REACH..1000, 1003..1005 + REACH]
+        );
+        assert_eq!(gaps(&[], second), [1002 - REACH..1005 + REACH]);
+    }
+
+    #[test]
+    fn what_is_between_extents_in_use_is_unused_and_other_files_are_others() {
+        let others = [
+            extent(0, 10),
+            extent(9 * PAGE, PAGE),
+            extent(8 * PAGE, PAGE + 1),
+        ];
+        let own = extent(4 * PAGE, 10);
+        assert_eq!(gaps(&others, own), [1..8, 10..5 + REACH]);
+        let elsewhere = Extent { file: 1, ..own };
+        assert_eq!(gaps(&[elsewhere], own), [0..5 + REACH]);
+        assert_eq!(gaps(&[own], elsewhere), [0..5 + REACH]);
+    }
+
+    #[test]
+    fn what_is_inside_an_extent_in_use_or_in_use_twice_stays() {
+        let unit = extent(PAGE, 5000 * PAGE);
+        assert_eq!(gaps(&[unit], extent(2000 * PAGE, 10)), []);
+        let small = extent(PAGE, PAGE);
+        assert_eq!(gaps(&[small], small), [0..1, 2..2 + REACH]);
+    }
+
+    #[test]
+    fn a_row_in_use_keeps_its_own_page_and_not_the_unit_around_it() {
+        let row = extent(5 * PAGE + 7, 100);
+        assert_eq!(gaps(&[row], extent(PAGE, 8 * PAGE)), [0..5, 6..9 + REACH]);
+    }
+
+    #[test]
+    fn an_extent_that_nobody_asked_for_is_not_given_back() {
+        assert!(!InUse::with_capacity(0).remove(&extent(0, 1)));
     }
 }

@@ -116,7 +116,8 @@ pub trait Reader: Send {
     /// Starts a read. Does not block: the slots bound how many are under way.
     fn submit(&self, request: ReadRequest);
 
-    /// Says that the bytes of a finished read are no longer needed.
+    /// Says that the bytes of a finished read are no longer needed. Reads that fail or
+    /// that nobody waits for any more are released by the reader itself.
     fn release(&self, _extent: &Extent) {}
 
     /// Whether the kernel knows the slot buffers beforehand.
@@ -126,7 +127,8 @@ pub trait Reader: Send {
 }
 
 /// Starts the reader for `backend`. `ring_buffers` are those that most reads will
-/// go to; `depth` is the largest number of reads under way at a time.
+/// go to; `depth` is the largest number of reads under way at a time; `streams` says
+/// that bytes are released again, as opposed to weights that all stay.
 ///
 /// # Errors
 /// When the kernel refuses the interface, with its reason.
@@ -135,12 +137,13 @@ pub fn open(
     files: &Arc<OpenFiles>,
     ring_buffers: Vec<SlotBuffer>,
     depth: usize,
+    streams: bool,
 ) -> io::Result<Box<dyn Reader>> {
     let files = Arc::clone(files);
     Ok(match backend {
         Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
         Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
-        Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth)?),
+        Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, streams)?),
     })
 }
 
