@@ -23,9 +23,9 @@ use emel_loader::slots::SlotTable;
 use emel_loader::unit::{Stage, WeightUse, partition};
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::gguf_writer::GgufWriter;
+use emel_tests::run::READERS;
 use tempfile::TempDir;
 
-const BACKENDS: [Backend; 3] = [Backend::Uring, Backend::Pread, Backend::Mmap];
 const PAGE: usize = 4096;
 /// A test that takes longer waits for something that never comes.
 const HANG: Duration = Duration::from_secs(120);
@@ -226,10 +226,10 @@ fn run<T>(future: impl Future<Output = T>) -> T {
         .block_on(future)
 }
 
-/// Runs `test` for every reader, each on a thread that must end in time.
+/// Runs `test` for every reader that this machine allows, each on a thread that must end in time.
 fn every_reader(test: impl Fn(Backend) + Send + Sync + 'static) {
     let test = Arc::new(test);
-    for backend in BACKENDS {
+    for &backend in READERS.iter() {
         let test = Arc::clone(&test);
         in_time(backend.name(), move || test(backend));
     }
@@ -739,7 +739,7 @@ fn a_file_that_became_shorter_is_an_error_that_says_what_is_missing() {
 #[test]
 fn a_file_that_shrinks_in_the_middle_of_passes_gives_right_bytes_or_an_error() {
     // Not through a mapping, where a page that is gone is a SIGBUS.
-    for backend in [Backend::Uring, Backend::Pread] {
+    for &backend in READERS.iter().filter(|it| it.needs_buffers()) {
         in_time(backend.name(), move || {
             let mut random = random(0x5407);
             let model = Model::new();

@@ -1,17 +1,36 @@
 //! Runs models through the public API, for tests that look at the numbers.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use emel_loader::files::OpenFiles;
+use emel_loader::reader;
 
 use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usage, blueprint};
 
-/// Settings for a test: everything explicit, nothing taken from the machine.
+/// The readers that this machine allows: containers often refuse io_uring.
+pub static READERS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
+    let starts = |backend: &Backend| {
+        let files = Arc::new(OpenFiles::open([], true).expect("no file to open"));
+        let outcome = reader::open(*backend, &files, Vec::new(), 1, false);
+        if let Err(error) = &outcome {
+            eprintln!("skipped: the {} reader: {error}", backend.name());
+        }
+        outcome.is_ok()
+    };
+    let mut readers = vec![Backend::Uring, Backend::Pread, Backend::Mmap];
+    readers.retain(starts);
+    readers
+});
+
+/// Settings for a test: nothing is taken from the machine but that it may have no
+/// io_uring, where `pread` takes its place.
 pub fn settings(budget_bytes: u64, context: usize) -> Settings {
     Settings {
         ram_budget: RamBudget::Bytes(budget_bytes),
         context: Some(context),
         threads: 2,
-        io: Io::Only(Backend::Uring),
+        io: Io::Only(READERS[0]),
         kv_type: KvType::F16,
         all_logits: false,
     }

@@ -14,7 +14,7 @@ use emel_loader::gguf::Catalog;
 use emel_loader::weights::Pass;
 use emel_model::forward::Batch;
 use emel_tests::fixtures::fixture;
-use emel_tests::run::{block_on, settings, smallest_budget};
+use emel_tests::run::{READERS, block_on, settings, smallest_budget};
 
 const IDS: [u32; 8] = [5, 80, 300, 12, 77, 200, 3, 150];
 
@@ -64,7 +64,7 @@ fn the_plan_of_one_file_with_the_contents_of_another_answers_as_the_other() {
         let model = fixture("arch").join(name);
         let other = folder.path().join(name);
         scrambled(&model, &other);
-        for backend in [Backend::Uring, Backend::Pread, Backend::Mmap] {
+        for &backend in READERS.iter() {
             let own = logits(&other, &other, backend);
             assert_ne!(logits(&model, &model, backend), own, "{name}");
             assert_eq!(logits(&model, &other, backend), own, "{name}, {backend:?}");

@@ -334,7 +334,8 @@ fn an_interrupt_ends_a_run_at_once() {
     output.read_to_end(&mut Vec::new()).unwrap();
     let status = child.wait().unwrap();
     assert!(!status.success(), "{status}");
-    assert!(interrupted.elapsed() < Duration::from_secs(5));
+    // Far less than the tokens that were left would take, even on a busy machine.
+    assert!(interrupted.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
