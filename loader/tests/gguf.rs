@@ -710,3 +710,19 @@ fn tensors_that_share_bytes_are_refused() {
         .to_bytes();
     assert_says(&message(&bytes), &["\"wide\" and \"inside\" overlap"]);
 }
+
+#[test]
+fn arrays_are_dropped_and_the_rest_of_the_metadata_stays() {
+    let bytes = small_model()
+        .field("words", Field::strings(["one", "two"]))
+        .field("types", Field::i32s(&[1, 2]))
+        .field("text", Field::string("kept"))
+        .to_bytes();
+    let mut catalog = open_bytes(&bytes).unwrap();
+    let count = catalog.metadata().iter().count();
+    catalog.metadata_mut().drop_arrays();
+    let metadata = catalog.metadata();
+    assert_eq!(metadata.iter().count(), count - 2);
+    assert_eq!(metadata.str("text").unwrap(), Some("kept"));
+    assert_eq!(metadata.get("words"), None);
+}

@@ -140,4 +140,35 @@ fn damaged_headers_never_panic_and_never_over_allocate() {
             open_within_bounds(&bytes)
         })
         .unwrap();
+    arrays_larger_than_any_models_are_refused_before_they_are_read();
+}
+
+/// A sparse file justifies any count, but costs whoever sends it nothing.
+fn arrays_larger_than_any_models_are_refused_before_they_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sparse.gguf");
+    for element in 0..13 {
+        let bytes = GgufWriter::new("llama")
+            .field(
+                "large",
+                Field::Array {
+                    element,
+                    count: 1 << 28,
+                    bytes: Vec::new(),
+                },
+            )
+            .to_bytes();
+        std::fs::write(&path, bytes).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(4 << 30).unwrap();
+        let before = ALLOCATOR.held_bytes();
+        ALLOCATOR.reset_max();
+        let error = Catalog::open(&path).unwrap_err();
+        let reserved = ALLOCATOR.held_bytes_max() - before;
+        assert!(reserved <= FIXED_BYTES, "{reserved} bytes for {element}");
+        let message = error.to_string();
+        for part in ["sparse.gguf", "the value of \"large\"", "over 64 MiB"] {
+            assert!(message.contains(part), "{element}: {message}");
+        }
+    }
 }

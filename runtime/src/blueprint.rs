@@ -81,7 +81,7 @@ impl Default for Settings {
 pub struct Blueprint {
     /// The path it was opened by.
     pub path: PathBuf,
-    /// What the files hold; the vocabulary has moved into the tokenizer.
+    /// What the files hold, but for arrays: the tokenizer has taken what it needs of them.
     pub catalog: Catalog,
     /// The forward pass.
     pub program: Program,
@@ -118,6 +118,7 @@ impl Blueprint {
                 source,
             }
         })?;
+        catalog.metadata_mut().drop_arrays();
         if tokenizer.vocabulary_size() > program.vocabulary() {
             return Err(Error::model(
                 path,

@@ -105,6 +105,18 @@ pub enum Error {
         /// Tokens of the context.
         context: usize,
     },
+    /// The prompt is longer than the context's tokens can be; it was not tokenised.
+    #[error(
+        "the prompt has {bytes} bytes and the {context} tokens of the context hold {limit_bytes} at most; shorten it or raise -c"
+    )]
+    PromptTooManyBytes {
+        /// Bytes of the prompt.
+        bytes: usize,
+        /// Tokens of the context.
+        context: usize,
+        /// Bytes of as many of the vocabulary's longest token.
+        limit_bytes: usize,
+    },
     /// There is nothing to continue.
     #[error("the prompt has no tokens; give some text")]
     PromptEmpty,

@@ -20,7 +20,8 @@ impl Prompt {
     ///
     /// # Errors
     /// When there is none, when there are more than `context`, or when one is not in
-    /// the vocabulary.
+    /// the vocabulary. A text that can only be too long is refused before the work of
+    /// tokenising it.
     pub(crate) fn ids(
         self,
         tokenizer: &Tokenizer,
@@ -28,7 +29,10 @@ impl Prompt {
         vocabulary: usize,
     ) -> Result<Vec<u32>, Error> {
         let ids = match self {
-            Self::Text(text) => tokenizer.encode(&text, EncodeOptions::PROMPT),
+            Self::Text(text) => {
+                check_length(text.len(), tokenizer.token_bytes_max(), context)?;
+                tokenizer.encode(&text, EncodeOptions::PROMPT)
+            }
             Self::Tokens(ids) => ids,
         };
         let stranger = ids.iter().find(|&&id| id as usize >= vocabulary);
@@ -39,6 +43,20 @@ impl Prompt {
             (_, None) => Ok(ids),
         }
     }
+}
+
+/// Refuses a text of more bytes than `context` of the longest tokens have.
+fn check_length(bytes: usize, token_bytes_max: usize, context: usize) -> Result<(), Error> {
+    // A character outside the vocabulary can be one unknown token.
+    let limit_bytes = context.saturating_mul(token_bytes_max.max(char::MAX.len_utf8()));
+    if bytes > limit_bytes {
+        return Err(Error::PromptTooManyBytes {
+            bytes,
+            context,
+            limit_bytes,
+        });
+    }
+    Ok(())
 }
 
 impl From<&str> for Prompt {
@@ -102,5 +120,26 @@ impl Request {
     pub fn greedy(mut self) -> Self {
         self.sampler.temperature = 0.0;
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_refused_by_its_length_only_where_no_tokens_could_hold_it() {
+        assert!(check_length(30, 6, 5).is_ok());
+        let error = check_length(31, 6, 5).unwrap_err();
+        assert!(matches!(
+            error,
+            Error::PromptTooManyBytes {
+                bytes: 31,
+                context: 5,
+                limit_bytes: 30
+            }
+        ));
+        assert!(check_length(20, 1, 5).is_ok());
+        assert!(check_length(usize::MAX, usize::MAX, 2).is_ok());
     }
 }

@@ -96,6 +96,16 @@ pub enum GgufError {
         /// What was found and what was expected.
         problem: String,
     },
+    /// The header holds more than any model's does.
+    #[error("{path}: {place} takes the header over {} MiB of memory, expected less; the file is damaged or no language model, download another", limit_bytes >> 20, path = path.display())]
+    HeaderTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The part of the header that does not fit any more.
+        place: String,
+        /// What a header may take.
+        limit_bytes: u64,
+    },
     /// A metadata key occurs twice.
     #[error("{path}: metadata key {key} occurs twice, expected once; the file is damaged, download it again", path = path.display())]
     DuplicateKey {

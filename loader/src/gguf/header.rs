@@ -25,6 +25,10 @@ const RESERVED_ELEMENTS: usize = 64 << 10;
 /// The longest key the format allows, and more than any tensor name in use.
 const NAME_BYTES_MAX: u64 = 65_535;
 
+/// Memory that what is kept of a header may take. The largest vocabularies in use, of
+/// some 260,000 tokens with their merges, take a fifth of it.
+const KEPT_BYTES_MAX: u64 = 64 << 20;
+
 /// Arrays of arrays are skipped down to this depth.
 const NESTING_MAX: u32 = 4;
 
@@ -68,6 +72,9 @@ impl Header {
         })?;
 
         let mut metadata = Metadata::default();
+        window.at("the metadata", |window| {
+            window.keep(pair_count, size_of::<(String, Value)>())
+        })?;
         for index in 0..pair_count {
             let (key, value) = read_pair(&mut window, index, pair_count)?;
             if metadata.get(&key).is_some() {
@@ -81,6 +88,9 @@ impl Header {
 
         window.at("the tensor descriptions", |window| {
             window.expect_items(tensor_count, TENSOR_BYTES_MIN)
+        })?;
+        window.at("the tensor descriptions", |window| {
+            window.keep(tensor_count, size_of::<RawTensor>())
         })?;
         let mut tensors = Vec::new();
         for index in 0..tensor_count {
@@ -176,6 +186,7 @@ fn read_value(window: &mut Window) -> Result<Value, Flaw> {
         Kind::String => {
             let mut string = Vec::new();
             window.string(&mut string)?;
+            string.shrink_to_fit();
             Value::String(string)
         }
         Kind::Array => Value::Array(read_array(window)?),
@@ -202,6 +213,7 @@ fn read_array(window: &mut Window) -> Result<Array, Flaw> {
 }
 
 fn read_integers(window: &mut Window, kind: Kind, count: u64) -> Result<Array, Flaw> {
+    window.keep(count, size_of::<i32>())?;
     let mut narrow: Vec<i32> = Vec::with_capacity(reserved(count));
     for index in 0..count {
         let number = read_integer(window, kind)?;
@@ -209,6 +221,7 @@ fn read_integers(window: &mut Window, kind: Kind, count: u64) -> Result<Array, F
             narrow.push(number);
             continue;
         }
+        window.keep(count, size_of::<i64>())?;
         let mut wide: Vec<i64> = narrow.into_iter().map(i64::from).collect();
         wide.push(number);
         for _ in index + 1..count {
@@ -243,6 +256,7 @@ fn read_integer(window: &mut Window, kind: Kind) -> Result<i64, Flaw> {
 }
 
 fn read_strings(window: &mut Window, count: u64) -> Result<StringTable, Flaw> {
+    window.keep(count, size_of::<u32>())?;
     let mut table = StringTable::default();
     let mut string = Vec::new();
     for _ in 0..count {
@@ -261,6 +275,8 @@ fn skip_arrays(window: &mut Window, count: u64, depth: u32) -> Result<(), Flaw> 
             "arrays nested deeper than {NESTING_MAX}, expected a flat array"
         )));
     }
+    // Nothing of it is kept, but counting it as if it were bounds the time.
+    window.keep(count, size_of::<u64>())?;
     for _ in 0..count {
         let kind = Kind::read(window)?;
         let inner = window.u64()?;
@@ -268,6 +284,7 @@ fn skip_arrays(window: &mut Window, count: u64, depth: u32) -> Result<(), Flaw> 
         match kind {
             Kind::Array => skip_arrays(window, inner, depth - 1)?,
             Kind::String => {
+                window.keep(inner, size_of::<u64>())?;
                 for _ in 0..inner {
                     let length = window.u64()?;
                     window.skip(length)?;
@@ -343,6 +360,7 @@ enum Flaw {
     Read { offset: u64, source: io::Error },
     Ends { offset: u64, wanted: u64 },
     Bad(String),
+    TooLarge,
 }
 
 /// A window that moves over the file from front to back and leaves no page cache.
@@ -355,6 +373,8 @@ struct Window {
     buffer_start: u64,
     buffer: Vec<u8>,
     position: u64,
+    /// Memory that what has been kept takes.
+    kept_bytes: u64,
 }
 
 impl Window {
@@ -392,6 +412,7 @@ impl Window {
             buffer_start: 0,
             buffer: Vec::new(),
             position: 0,
+            kept_bytes: 0,
         })
     }
 
@@ -424,7 +445,22 @@ impl Window {
                 place: place.to_owned(),
                 problem,
             },
+            Flaw::TooLarge => GgufError::HeaderTooLarge {
+                path,
+                place: place.to_owned(),
+                limit_bytes: KEPT_BYTES_MAX,
+            },
         }
+    }
+
+    /// Counts memory that is about to be kept: `count` items of `bytes_each`.
+    fn keep(&mut self, count: u64, bytes_each: usize) -> Result<(), Flaw> {
+        let bytes = count.saturating_mul(bytes_each as u64);
+        self.kept_bytes = self.kept_bytes.saturating_add(bytes);
+        if self.kept_bytes > KEPT_BYTES_MAX {
+            return Err(Flaw::TooLarge);
+        }
+        Ok(())
     }
 
     /// Checks that `bytes` more bytes are in the file.
@@ -542,6 +578,8 @@ impl Window {
     fn string(&mut self, target: &mut Vec<u8>) -> Result<(), Flaw> {
         target.clear();
         let bytes = self.u64()?;
+        self.expect(bytes)?;
+        self.keep(bytes, 1)?;
         self.append(bytes, target)
     }
 
@@ -554,6 +592,7 @@ impl Window {
                 "a name of {bytes} bytes, expected 1 to {NAME_BYTES_MAX}"
             )));
         }
+        self.keep(bytes, 1)?;
         let mut name = Vec::new();
         self.append(bytes, &mut name)?;
         name.shrink_to_fit();
@@ -566,6 +605,7 @@ impl Window {
         count: u64,
         mut read: impl FnMut(&mut Self) -> Result<T, Flaw>,
     ) -> Result<Vec<T>, Flaw> {
+        self.keep(count, size_of::<T>())?;
         let mut list = Vec::with_capacity(reserved(count));
         for _ in 0..count {
             list.push(read(self)?);

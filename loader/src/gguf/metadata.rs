@@ -142,6 +142,13 @@ impl Metadata {
         self.entries.remove(key)
     }
 
+    /// Drops all arrays, once whoever needs one has read it: nothing else in a header
+    /// is large.
+    pub fn drop_arrays(&mut self) {
+        self.entries
+            .retain(|_, value| !matches!(value, Value::Array(_)));
+    }
+
     /// All pairs, in the order of their keys.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries

@@ -184,6 +184,16 @@ fn a_prompt_longer_than_the_context_is_refused() {
 }
 
 #[test]
+fn a_prompt_that_no_tokens_could_hold_is_refused_untokenised() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("prompt.txt");
+    std::fs::write(&path, "a".repeat(60 << 20)).unwrap();
+    let arguments = ["-f", path.to_str().unwrap(), "-c", "200"];
+    let expected = ["has 62914560 bytes", "200 tokens", "shorten it or raise -c"];
+    refusal(emel_run(&llama(), arguments), 1, &expected);
+}
+
+#[test]
 fn an_empty_prompt_works_only_where_the_model_begins_texts_itself() {
     refusal(
         emel_run(&llama(), ["-p", ""]),
