@@ -13,17 +13,34 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use crate::arena::{Arena, PAGE_BYTES};
-use crate::gguf::Extent;
+use crate::gguf::{Extent, FileIdentity, ModelFile};
 use crate::reader::{Progress, ReadError};
 
 /// Why the model's files cannot be opened for streaming.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: cannot open for reading: {source}; check the path and its permissions", path.display())]
-pub struct OpenError {
+#[non_exhaustive]
+pub enum OpenError {
+    /// The system refuses a file.
+    #[error("{}: cannot open for reading: {source}; check the path and its permissions", path.display())]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file is not the one that was planned for.
+    #[error(transparent)]
+    Changed(#[from] FileChanged),
+}
+
+/// A file of the model is not what it was when its header was read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {change} since its header was read, expected an unchanged file; open the model again", path.display())]
+pub struct FileChanged {
     /// The file.
     pub path: PathBuf,
-    /// What the kernel said.
-    pub source: io::Error,
+    /// What has happened to it.
+    pub change: String,
 }
 
 /// One open file of the model.
@@ -32,6 +49,7 @@ pub struct OpenFile {
     file: File,
     path: PathBuf,
     bytes: u64,
+    identity: FileIdentity,
     alignment: Option<usize>,
 }
 
@@ -72,7 +90,7 @@ impl OpenFile {
     /// # Errors
     /// When the file cannot be opened at all.
     pub fn open(path: &Path, direct: bool) -> Result<Self, OpenError> {
-        let failed = |source| OpenError {
+        let failed = |source| OpenError::Refused {
             path: path.to_owned(),
             source,
         };
@@ -81,13 +99,33 @@ impl OpenFile {
             Some((file, alignment)) => (file, Some(alignment)),
             None => (open_cached(path).map_err(failed)?, None),
         };
-        let bytes = file.metadata().map_err(failed)?.len();
+        let found = file.metadata().map_err(failed)?;
         Ok(Self {
             file,
             path: path.to_owned(),
-            bytes,
+            bytes: found.len(),
+            identity: FileIdentity::of(&found),
             alignment,
         })
+    }
+
+    /// Compares the file with what it was when its header was read.
+    fn check_same(&self, planned: &ModelFile) -> Result<(), FileChanged> {
+        let planned = (planned.bytes, &planned.identity);
+        check_same(&self.path, planned, (self.bytes, &self.identity))
+    }
+
+    /// Compares the open file with what it was when it was opened.
+    fn check_unchanged(&self) -> Result<(), FileChanged> {
+        // What cannot be asked cannot be compared; reads will say what is wrong.
+        let Ok(found) = self.file.metadata() else {
+            return Ok(());
+        };
+        check_same(
+            &self.path,
+            (self.bytes, &self.identity),
+            (found.len(), &FileIdentity::of(&found)),
+        )
     }
 
     /// The file handle.
@@ -153,6 +191,28 @@ impl OpenFiles {
         Ok(Self { files })
     }
 
+    /// Opens the files of a catalog, which must be those whose headers were read.
+    ///
+    /// # Errors
+    /// When one of them cannot be opened, or has been replaced or written to.
+    pub fn open_model(files: &[ModelFile], direct: bool) -> Result<Self, OpenError> {
+        let opened = Self::open(files.iter().map(|file| file.path.as_path()), direct)?;
+        for (file, planned) in opened.files.iter().zip(files) {
+            file.check_same(planned)?;
+        }
+        Ok(opened)
+    }
+
+    /// Compares the open files with what they were when they were opened: one call to
+    /// the system for each. A file that has been put in a path's place does not
+    /// matter, for the one that is open stays.
+    ///
+    /// # Errors
+    /// When one of them has been written to.
+    pub fn check_unchanged(&self) -> Result<(), FileChanged> {
+        self.files.iter().try_for_each(OpenFile::check_unchanged)
+    }
+
     /// The file at `index`.
     ///
     /// # Panics
@@ -197,6 +257,28 @@ impl OpenFiles {
     pub fn all_direct(&self) -> bool {
         self.files.iter().all(OpenFile::is_direct)
     }
+}
+
+/// Compares sizes and identities, the older first.
+fn check_same(
+    path: &Path,
+    (bytes, identity): (u64, &FileIdentity),
+    (bytes_now, identity_now): (u64, &FileIdentity),
+) -> Result<(), FileChanged> {
+    let place = |identity: &FileIdentity| (identity.device, identity.inode);
+    let change = if place(identity) != place(identity_now) {
+        "another file has been put in its place".to_owned()
+    } else if bytes != bytes_now {
+        format!("its size has changed from {bytes} to {bytes_now} bytes")
+    } else if identity != identity_now {
+        "it has been written to".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(FileChanged {
+        path: path.to_owned(),
+        change,
+    })
 }
 
 /// Opens with O_DIRECT and finds the alignment, or `None` where the filesystem
@@ -293,6 +375,47 @@ mod tests {
         assert_eq!(stated(told, 0, 0), Some(0));
         assert_eq!(stated(told, 3, 0), None);
         assert_eq!(stated(0, 512, 512), None);
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_or_written_to_is_an_error_that_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, [1; 5000]).unwrap();
+        let planned = |path: &Path| {
+            let found = std::fs::metadata(path).unwrap();
+            ModelFile {
+                path: path.to_owned(),
+                bytes: found.len(),
+                identity: FileIdentity::of(&found),
+            }
+        };
+        let before = planned(&path);
+        let files = OpenFiles::open_model(std::slice::from_ref(&before), true).unwrap();
+        files.check_unchanged().unwrap();
+        let refused = |expected: &str| {
+            let opening = OpenFiles::open_model(std::slice::from_ref(&before), true);
+            let message = opening.unwrap_err().to_string();
+            assert!(message.contains("model.gguf: "), "{message}");
+            assert!(message.contains(expected), "{message}");
+        };
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(4000).unwrap();
+        let shorter = "its size has changed from 5000 to 4000 bytes";
+        refused(shorter);
+        assert_eq!(files.check_unchanged().unwrap_err().change, shorter);
+
+        file.set_len(5000).unwrap();
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+        file.set_modified(later).unwrap();
+        refused("it has been written to");
+        assert!(files.check_unchanged().is_err());
+
+        let files = OpenFiles::open_model(&[planned(&path)], true).unwrap();
+        std::fs::write(folder.path().join("other"), [2; 5000]).unwrap();
+        std::fs::rename(folder.path().join("other"), &path).unwrap();
+        refused("another file has been put in its place");
+        files.check_unchanged().unwrap();
     }
 
     #[test]

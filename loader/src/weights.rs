@@ -87,7 +87,7 @@ pub struct Weights {
 
 impl Weights {
     /// Starts the reader and loads the pinned units; `progress` is told the bytes
-    /// loaded so far.
+    /// loaded so far, in whole pages as [`Plan::pinned_bytes`] counts them.
     ///
     /// # Errors
     /// When memory or the reader is refused, or a read fails.
@@ -294,8 +294,10 @@ impl Weights {
         let view = self.taken(slot).await?;
         self.table.give_back(slot);
         self.pinned[pinned[sequence]] = Some(view);
-        *loaded += view.bytes() as u64;
+        *loaded += held_bytes(&self.units[pinned[sequence]]);
         progress(*loaded);
+        // Reads that are always there in time would leave nobody a moment to stop this.
+        tokio::task::yield_now().await;
         Ok(())
     }
 

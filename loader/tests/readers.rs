@@ -15,7 +15,7 @@ use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use emel_loader::files::{OpenFile, OpenFiles};
+use emel_loader::files::{OpenError, OpenFile, OpenFiles};
 use emel_loader::gguf::{Catalog, Extent, TensorType};
 use emel_loader::plan::{Plan, PlanInputs, ROW_SLOTS, Residency, held_bytes};
 use emel_loader::reader::{self, Backend, ReadError, ReadRequest};
@@ -783,6 +783,25 @@ fn a_file_that_shrinks_in_the_middle_of_passes_gives_right_bytes_or_an_error() {
 }
 
 #[test]
+fn the_bytes_that_loading_reports_end_at_those_that_the_plan_pins() {
+    every_reader(|backend| {
+        let model = Model::new();
+        for plan in model.plans() {
+            let mut told = vec![0];
+            run(Weights::open(
+                &model.files(true),
+                &plan,
+                backend,
+                &mut |bytes| told.push(bytes),
+            ))
+            .unwrap();
+            assert!(told.is_sorted());
+            assert_eq!(told.last(), Some(&plan.pinned_bytes()));
+        }
+    });
+}
+
+#[test]
 fn a_pinned_unit_that_cannot_be_read_fails_the_opening() {
     every_reader(|backend| {
         let model = Model::new();
@@ -802,8 +821,11 @@ fn a_pinned_unit_that_cannot_be_read_fails_the_opening() {
 #[test]
 fn a_missing_file_is_an_error_that_names_it() {
     let error = OpenFiles::open([Path::new("no/such.gguf")], true).unwrap_err();
-    assert_eq!(error.path, Path::new("no/such.gguf"));
-    assert_eq!(error.source.kind(), std::io::ErrorKind::NotFound);
+    let OpenError::Refused { path, source } = error else {
+        panic!("{error}");
+    };
+    assert_eq!(path, Path::new("no/such.gguf"));
+    assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
 }
 
 #[test]

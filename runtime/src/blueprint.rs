@@ -16,7 +16,7 @@ use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
 use emel_model::tokenizer::Tokenizer;
 
-use crate::budget::RamBudget;
+use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::request::Prompt;
 
@@ -148,6 +148,7 @@ impl Blueprint {
                     },
                 })?;
         let mut notices = draft.notices(&shape);
+        notices.extend(scarcity(&plan, available_bytes().unwrap_or(u64::MAX)));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         Ok(Self {
             path: path.to_owned(),
@@ -161,6 +162,27 @@ impl Blueprint {
             program,
             tokenizer: Arc::new(tokenizer),
         })
+    }
+
+    /// A budget may be more than the machine has; the plan is made for it all the same.
+    /// Memory that the system would refuse later, where the process aborts, is asked
+    /// for once and given back untouched.
+    ///
+    /// # Errors
+    /// When the system refuses it.
+    pub(crate) fn check_memory(&self) -> Result<(), Error> {
+        let plan = &self.plan;
+        let mapped_bytes = if plan.is_mapped { plan.file_bytes } else { 0 };
+        let planned_bytes = plan.total_bytes();
+        let allocated = usize::try_from(planned_bytes - mapped_bytes).unwrap_or(usize::MAX);
+        match Vec::<u8>::new().try_reserve_exact(allocated) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(Error::Memory {
+                path: self.path.clone(),
+                planned_bytes,
+                available_bytes: available_bytes().unwrap_or(u64::MAX),
+            }),
+        }
     }
 
     /// The token ids of a prompt, checked as the engine will check them, so that a
@@ -186,6 +208,18 @@ impl Blueprint {
     pub fn kv_bytes(&self) -> u64 {
         self.footprint().kv_bytes(&self.program)
     }
+}
+
+/// Says so when a plan takes more memory than there is.
+fn scarcity(plan: &Plan, available_bytes: u64) -> Option<String> {
+    let planned_bytes = plan.total_bytes();
+    (planned_bytes > available_bytes).then(|| {
+        format!(
+            "the plan takes {} and {} of memory are available; lower --ram-budget if the system swaps or kills the process",
+            in_binary_units(planned_bytes),
+            in_binary_units(available_bytes)
+        )
+    })
 }
 
 fn check(settings: &Settings) -> Result<(), Error> {

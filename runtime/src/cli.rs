@@ -12,10 +12,10 @@ use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
 use emel_loader::gguf::Catalog;
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 
 use crate::blueprint::{Blueprint, Io, Settings};
-use crate::budget::{RamBudget, available_bytes, in_binary_units};
+use crate::budget::{RamBudget, in_binary_units};
 use crate::error::Error;
 use crate::{Backend, Engine, KvType};
 
@@ -226,50 +226,28 @@ pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
             HumanBytes(blueprint.plan.budget_bytes)
         ));
     }
-    check_memory(&blueprint)?;
+    // Before the start, which may fail for what they say.
+    let told = blueprint.notices.clone();
+    told.iter().for_each(|text| notice(text));
     let bar = bar("loading");
     let shown = bar.clone();
-    let engine = Engine::start(blueprint, move |bytes, total| {
+    let started = Engine::start(blueprint, move |bytes, total| {
         shown.set_length(total);
         shown.set_position(bytes);
     })
-    .await?;
+    .await;
+    // Before the error or the notices are written.
     bar.finish_and_clear();
-    for text in &engine.description().notices {
+    let engine = started?;
+    for text in engine.description().notices.iter().skip(told.len()) {
         notice(text);
     }
     Ok(engine)
 }
 
-/// A budget may be more than the machine has; the plan was made for it all the same.
-/// Memory that the system would refuse later, where the process aborts, is asked for
-/// once at the start and given back untouched.
-fn check_memory(blueprint: &Blueprint) -> anyhow::Result<()> {
-    let plan = &blueprint.plan;
-    let planned = plan.total_bytes();
-    let mapped = if plan.is_mapped { plan.file_bytes } else { 0 };
-    let available = available_bytes().unwrap_or(u64::MAX);
-    let sizes = || (in_binary_units(planned), in_binary_units(available));
-    let allocated = usize::try_from(planned - mapped).unwrap_or(usize::MAX);
-    if Vec::<u8>::new().try_reserve_exact(allocated).is_err() {
-        let (planned, available) = sizes();
-        bail!(
-            "{}: the plan takes {planned} and {available} of memory are available; lower -c or --ram-budget",
-            blueprint.path.display()
-        );
-    }
-    if planned > available {
-        let (planned, available) = sizes();
-        notice(&format!(
-            "the plan takes {planned} and {available} of memory are available; lower --ram-budget if the system swaps or kills the process"
-        ));
-    }
-    Ok(())
-}
-
 /// A progress bar in bytes on standard error, which appears after a second.
 fn bar(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    let bar = hidden_bar();
     if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}") {
         bar.set_style(style);
     }
@@ -280,10 +258,16 @@ fn bar(what: &'static str) -> ProgressBar {
 
 /// A spinner on standard error, which appears after a second.
 pub fn spinner(what: &'static str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    let bar = hidden_bar();
     bar.set_message(what);
     show_later(&bar);
     bar
+}
+
+/// Clears itself when it is dropped, as it is when an error ends the work.
+fn hidden_bar() -> ProgressBar {
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
+        .with_finish(ProgressFinish::AndClear)
 }
 
 fn show_later(bar: &ProgressBar) {

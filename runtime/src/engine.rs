@@ -65,10 +65,12 @@ impl Engine {
     }
 
     /// Starts an engine on a blueprint; `progress` is told how many bytes of pinned
-    /// weights are in memory, of how many.
+    /// weights are in memory, of how many. Loading stops when the future is dropped.
     ///
     /// # Errors
-    /// When memory, threads or the reader are refused, or a read fails.
+    /// When memory, threads or the reader are refused, the model's files have changed
+    /// since the blueprint was made, or a read fails. What the user should know all
+    /// the same is in [`Blueprint::notices`].
     pub async fn start(
         blueprint: Blueprint,
         progress: impl FnMut(u64, u64) + Send + 'static,

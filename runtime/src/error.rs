@@ -69,7 +69,22 @@ pub enum Error {
         /// What would be right.
         expected: String,
     },
-    /// A file of the model cannot be opened for streaming.
+    /// The system does not give the memory that the plan takes.
+    #[error(
+        "{}: the plan takes {} and {} of memory are available; lower -c or --ram-budget",
+        path.display(),
+        in_binary_units(*planned_bytes),
+        in_binary_units(*available_bytes)
+    )]
+    Memory {
+        /// The model's file.
+        path: PathBuf,
+        /// What the plan takes.
+        planned_bytes: u64,
+        /// What the machine and the cgroup leave.
+        available_bytes: u64,
+    },
+    /// A file of the model cannot be opened for streaming, or is another than before.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// Weights cannot be brought into memory.

@@ -21,6 +21,7 @@ use crate::error::Error;
 /// A model ready to compute.
 pub struct Generator {
     weights: Weights,
+    files: Arc<OpenFiles>,
     forward: Forward,
     steps: Vec<Step>,
     /// The first row of the token embedding; the others follow.
@@ -59,6 +60,8 @@ impl Generator {
         let weights = Weights::open(files, plan, backend, progress)
             .await
             .map_err(failed)?;
+        // What was loaded is what was planned for.
+        files.check_unchanged().map_err(ReadError::from)?;
         let forward = Forward::new(
             &blueprint.program,
             &blueprint.catalog,
@@ -68,6 +71,7 @@ impl Generator {
         let table = &blueprint.catalog.tensors()[blueprint.program.embedding];
         Ok(Self {
             weights,
+            files: Arc::clone(files),
             forward,
             steps: schedule(&blueprint.program, &plan.units),
             embedding: Extent {
@@ -79,18 +83,27 @@ impl Generator {
     }
 
     /// Runs one pass over `batch`; `next` is the pass expected after it. The logits
-    /// are then in [`Generator::logits`]. `is_cancelled` is asked before every step.
+    /// are then in [`Generator::logits`]. `is_cancelled` is asked before anything is
+    /// begun and before every step.
     ///
     /// # Errors
-    /// When a read fails or the pass is cancelled; the generator is then ready for
-    /// another.
+    /// When a read fails, the model's files have changed or the pass is cancelled; the
+    /// generator is then ready for another.
     pub async fn pass(
         &mut self,
         batch: Batch<'_>,
         next: Pass,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), PassEnd> {
-        let outcome = self.run(batch, next, is_cancelled).await;
+        if is_cancelled() {
+            return Err(PassEnd::Cancelled);
+        }
+        self.check_files()?;
+        let mut outcome = self.run(batch, next, is_cancelled).await;
+        if outcome.is_ok() {
+            // All that was read until now was the model that was planned for.
+            outcome = self.check_files();
+        }
         if outcome.is_err() {
             self.weights.restart();
         }
@@ -122,6 +135,11 @@ impl Generator {
         self.weights.has_registered_buffers()
     }
 
+    fn check_files(&self) -> Result<(), PassEnd> {
+        let unchanged = self.files.check_unchanged();
+        unchanged.map_err(|change| PassEnd::Failed(change.into()))
+    }
+
     async fn run(
         &mut self,
         batch: Batch<'_>,
@@ -134,6 +152,7 @@ impl Generator {
             steps,
             embedding,
             compute,
+            ..
         } = self;
         let with_head = batch.logit_tokens > 0;
         let pass = if with_head { Pass::Full } else { Pass::Body };

@@ -1,6 +1,9 @@
 //! The engine's thread: takes requests in turn and runs their passes.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
@@ -48,7 +51,7 @@ pub(crate) struct Evaluation {
 pub(crate) fn run(
     mut blueprint: Blueprint,
     progress: impl FnMut(u64, u64),
-    started: oneshot::Sender<Result<Description, Error>>,
+    mut started: oneshot::Sender<Result<Description, Error>>,
     jobs: mpsc::Receiver<Job>,
 ) {
     // Only a thread to park and wake: the reader has a runtime of its own.
@@ -61,7 +64,15 @@ pub(crate) fn run(
         }
     };
     runtime.block_on(async {
-        match build(&mut blueprint, progress).await {
+        let mut building = pin!(build(&mut blueprint, progress));
+        let built = poll_fn(|context| {
+            // Nobody waits for the engine any more.
+            if started.poll_closed(context).is_ready() {
+                return Poll::Ready(Err(Error::Stopped));
+            }
+            building.as_mut().poll(context)
+        });
+        match built.await {
             Err(error) => drop(started.send(Err(error))),
             Ok((scheduler, description)) => {
                 if started.send(Ok(description)).is_ok() {
@@ -84,14 +95,9 @@ async fn build(
         Io::Auto if blueprint.plan.is_mapped => Backend::Mmap,
         Io::Auto => Backend::Uring,
     };
-    let paths = || {
-        blueprint
-            .catalog
-            .files()
-            .iter()
-            .map(|file| file.path.as_path())
-    };
-    let files = Arc::new(OpenFiles::open(paths(), backend.needs_buffers())?);
+    blueprint.check_memory()?;
+    let files = OpenFiles::open_model(blueprint.catalog.files(), backend.needs_buffers())?;
+    let files = Arc::new(files);
     let mut built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
     if let (Err(Error::Weights { source, .. }), Io::Auto) = (&built, blueprint.settings.io)
         && backend == Backend::Uring

@@ -2,7 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use emel::{Error, Request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use emel::blueprint::Blueprint;
+use emel::generator::{Generator, PassEnd};
+use emel::{Backend, Engine, Error, Request};
+use emel_loader::files::OpenFiles;
+use emel_loader::weights::Pass;
+use emel_model::forward::Batch;
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{block_on, open, settings, smallest_budget};
 
@@ -115,4 +123,68 @@ fn an_answer_stops_at_the_end_of_the_context() {
         // The last token needs no place of its own: nothing is computed from it.
         assert_eq!(ids.len(), 200 - 3 + 1);
     });
+}
+
+#[test]
+fn a_request_that_is_cancelled_while_it_waits_reads_nothing() {
+    let model = fixture("arch/llama-untied.gguf");
+    let blueprint = Blueprint::new(&model, small_settings(&model)).unwrap();
+    block_on(async {
+        let files = Arc::new(OpenFiles::open_model(blueprint.catalog.files(), true).unwrap());
+        let mut generator = Generator::build(&blueprint, &files, Backend::Pread, &mut |_| {})
+            .await
+            .unwrap();
+        let batch = || Batch {
+            tokens: &[1, 2, 3],
+            position: 0,
+            logit_tokens: 1,
+        };
+        let before = generator.reading();
+        let outcome = generator.pass(batch(), Pass::Full, &|| true).await;
+        assert!(matches!(outcome, Err(PassEnd::Cancelled)));
+        assert_eq!(generator.reading(), before);
+        assert!(generator.pass(batch(), Pass::Full, &|| false).await.is_ok());
+        assert!(generator.reading().reads > before.reads);
+    });
+}
+
+/// Dropped by the progress that it reports itself, when only a little is loaded.
+#[test]
+fn an_open_that_is_dropped_stops_loading() {
+    let model = fixture("arch/llama-untied.gguf");
+    let mut roomy = settings(1 << 30, 200);
+    roomy.io = emel::Io::Only(Backend::Pread);
+    let blueprint = Blueprint::new(&model, roomy).unwrap();
+    let total = blueprint.plan.pinned_bytes() as usize;
+    let loaded = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&loaded);
+    let (dropped, wait) = std::sync::mpsc::channel::<()>();
+    let (first, progress) = tokio::sync::oneshot::channel();
+    let mut first = Some(first);
+    block_on(async {
+        let starting = Engine::start(blueprint, move |bytes, _| {
+            seen.store(bytes as usize, Ordering::Relaxed);
+            if let Some(first) = first.take() {
+                first.send(()).unwrap();
+                // Until the future is gone.
+                wait.recv().unwrap_err();
+            }
+        });
+        let mut starting = Box::pin(starting);
+        let mut progress = Box::pin(progress);
+        std::future::poll_fn(|context| {
+            assert!(starting.as_mut().poll(context).is_pending());
+            progress.as_mut().poll(context)
+        })
+        .await
+        .unwrap();
+        drop(starting);
+        drop(dropped);
+    });
+    // The closure is dropped with what was being built.
+    while Arc::strong_count(&loaded) > 1 {
+        std::thread::yield_now();
+    }
+    let loaded = loaded.load(Ordering::Relaxed);
+    assert!((1..total).contains(&loaded), "{loaded} of {total} bytes");
 }

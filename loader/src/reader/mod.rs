@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::arena::SlotBuffer;
-use crate::files::{OpenFile, OpenFiles, Window};
+use crate::files::{FileChanged, OpenFile, OpenFiles, Window};
 use crate::gguf::Extent;
 use crate::slots::Completion;
 
@@ -53,6 +53,9 @@ pub enum ReadError {
         /// What the kernel said.
         message: String,
     },
+    /// The file is not the one that was opened any more.
+    #[error(transparent)]
+    Changed(#[from] FileChanged),
     /// The reader's thread ended before the read did.
     #[error("the reader has stopped; open the model again")]
     Stopped,
