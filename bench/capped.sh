@@ -6,13 +6,14 @@
 #
 # SIZE is bytes, or a number with K, M or G (powers of 1024). The page cache of the
 # files that COMMAND reads counts too. The exit status is COMMAND's own, or 137 when
-# the kernel killed a process of the group for want of memory, or 1 when the cap
-# cannot be made: COMMAND never runs without it.
+# the kernel killed a process of the group for want of memory, 77 when no cgroup can be
+# made here, or 1 when anything else is wrong: COMMAND never runs without its cap.
 # shellcheck disable=SC2317,SC2329 # most functions are called by name or by a trap
 set -euo pipefail
 
 readonly self=${BASH_SOURCE[0]}
 readonly page_bytes=4096
+readonly exit_no_cgroup=77
 
 cap='' via=auto report='' inside=''
 group='' version='' child='' interrupted='' why=''
@@ -20,7 +21,7 @@ peak=null oom_kills=null limit_hits=null
 
 fail() {
   echo "capped.sh: $1" >&2
-  exit 1
+  exit "${2:-1}"
 }
 
 usage() {
@@ -255,7 +256,7 @@ run_in_group() {
   exec 3<&0
   # Bash gives background commands an empty input; 3 is the true one.
   # shellcheck disable=SC2016 # expanded by the inner bash
-  bash -c 'echo $$ >"$1/cgroup.procs" || exit 1; shift; exec "$@" <&3 3<&-' \
+  bash -c 'echo $$ >"$1/cgroup.procs" || exit 77; shift; exec "$@" <&3 3<&-' \
     capped.sh "$group" "$@" &
   child=$!
   wait_for_child
@@ -366,7 +367,7 @@ for method in "${methods[@]}"; do
     break
   fi
 done
-[[ -n $via ]] || fail "cannot cap memory here: $why"
+[[ -n $via ]] || fail "cannot cap memory here: $why" "$exit_no_cgroup"
 
 if [[ $via == systemd ]]; then
   run_in_scope "${command[@]}"

@@ -54,7 +54,7 @@ impl RamBudget {
     }
 }
 
-/// The smaller of what the machine has left and what the cgroup allows.
+/// The smaller of what the machine and the cgroup have left.
 ///
 /// # Errors
 /// When the machine does not say how much memory it has.
@@ -65,10 +65,10 @@ pub fn available_bytes() -> Result<u64, BudgetError> {
             message: error.to_string(),
         })?;
     // No cgroup, or one that cannot be read, sets no limit that we could know of.
-    let limit = Cgroup::own()
-        .and_then(|cgroup| cgroup.memory_limit())
+    let in_cgroup = Cgroup::own()
+        .and_then(|cgroup| cgroup.memory_available())
         .unwrap_or(None);
-    Ok(limit.map_or(available, |limit| limit.min(available)))
+    Ok(in_cgroup.map_or(available, |bytes| bytes.min(available)))
 }
 
 impl FromStr for RamBudget {

@@ -79,33 +79,30 @@ impl Cgroup {
         self.version
     }
 
-    /// The cgroup's folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// The smallest hard limit on the way to the root, in bytes; `None` when there
     /// is none.
     ///
     /// # Errors
     /// When a limit exists but cannot be read.
     pub fn memory_limit(&self) -> Result<Option<u64>, SystemError> {
-        self.smallest(match self.version {
-            Version::V1 => "memory.limit_in_bytes",
-            Version::V2 => "memory.max",
-        })
+        self.smallest(|folder| self.limit_of(folder))
     }
 
-    /// The smallest `memory.high` on the way to the root, in bytes: above it the
-    /// kernel slows the process down instead of ending it. Version 2 only.
+    /// The least that a hard limit on the way to the root leaves, in bytes: the limit
+    /// without what is charged already, of which page cache does not count, because
+    /// the kernel drops it where memory is short. `None` when there is no limit.
     ///
     /// # Errors
-    /// When a limit exists but cannot be read.
-    pub fn memory_high(&self) -> Result<Option<u64>, SystemError> {
-        match self.version {
-            Version::V1 => Ok(None),
-            Version::V2 => self.smallest("memory.high"),
-        }
+    /// When a limit or a count exists but cannot be read.
+    pub fn memory_available(&self) -> Result<Option<u64>, SystemError> {
+        self.smallest(|folder| {
+            let Some(limit) = self.limit_of(folder)? else {
+                return Ok(None);
+            };
+            let usage = self.usage_of(folder)?.unwrap_or(0);
+            let used = usage.saturating_sub(self.page_cache_of(folder)?);
+            Ok(Some(limit.saturating_sub(used)))
+        })
     }
 
     /// Bytes charged to the cgroup now, page cache among them. `None` at the root
@@ -114,10 +111,7 @@ impl Cgroup {
     /// # Errors
     /// When the count exists but cannot be read.
     pub fn memory_usage(&self) -> Result<Option<u64>, SystemError> {
-        optional_number(&self.folder.join(match self.version {
-            Version::V1 => "memory.usage_in_bytes",
-            Version::V2 => "memory.current",
-        }))
+        self.usage_of(&self.folder)
     }
 
     /// The most bytes ever charged to the cgroup. `None` where the kernel keeps no
@@ -170,12 +164,46 @@ impl Cgroup {
         }
     }
 
-    fn smallest(&self, file: &str) -> Result<Option<u64>, SystemError> {
+    fn limit_of(&self, folder: &Path) -> Result<Option<u64>, SystemError> {
+        let limit = optional_number(&folder.join(match self.version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
+        }))?;
+        Ok(limit.filter(|&limit| limit < UNLIMITED_BYTES_MIN))
+    }
+
+    fn usage_of(&self, folder: &Path) -> Result<Option<u64>, SystemError> {
+        optional_number(&folder.join(match self.version {
+            Version::V1 => "memory.usage_in_bytes",
+            Version::V2 => "memory.current",
+        }))
+    }
+
+    /// Bytes of files in the page cache, cgroups below included; 0 where the kernel
+    /// does not say.
+    fn page_cache_of(&self, folder: &Path) -> Result<u64, SystemError> {
+        let Some(text) = optional_text(&folder.join("memory.stat"))? else {
+            return Ok(0);
+        };
+        let keys = match self.version {
+            Version::V1 => ["total_inactive_file", "total_active_file"],
+            Version::V2 => ["inactive_file", "active_file"],
+        };
+        let numbers = text.lines().filter_map(|line| {
+            let (key, number) = line.split_once(' ')?;
+            keys.contains(&key).then(|| number.parse::<u64>().ok())?
+        });
+        Ok(numbers.fold(0, u64::saturating_add))
+    }
+
+    /// The smallest of what the cgroups on the way to the root say.
+    fn smallest(
+        &self,
+        of: impl Fn(&Path) -> Result<Option<u64>, SystemError>,
+    ) -> Result<Option<u64>, SystemError> {
         let mut smallest: Option<u64> = None;
         for folder in self.folder.ancestors() {
-            let limit = optional_number(&folder.join(file))?;
-            let limit = limit.filter(|&limit| limit < UNLIMITED_BYTES_MIN);
-            smallest = [smallest, limit].into_iter().flatten().min();
+            smallest = [smallest, of(folder)?].into_iter().flatten().min();
             if folder == self.mount {
                 break;
             }
@@ -266,11 +294,8 @@ fn below(root: &Path, path: &Path) -> PathBuf {
 
 /// The number in a file, `None` when the file is absent or says `max`.
 fn optional_number(path: &Path) -> Result<Option<u64>, SystemError> {
-    let text = match read(path) {
-        Err(SystemError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return Ok(None);
-        }
-        text => text?,
+    let Some(text) = optional_text(path)? else {
+        return Ok(None);
     };
     match text.trim() {
         "max" => Ok(None),
@@ -278,6 +303,16 @@ fn optional_number(path: &Path) -> Result<Option<u64>, SystemError> {
             Ok(number) => Ok(Some(number)),
             Err(_) => Err(unexpected(path, number, "a number of bytes or `max`")),
         },
+    }
+}
+
+/// What is in a file, `None` when it is absent.
+fn optional_text(path: &Path) -> Result<Option<String>, SystemError> {
+    match read(path) {
+        Err(SystemError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Ok(None)
+        }
+        text => text.map(Some),
     }
 }
 

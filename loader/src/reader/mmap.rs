@@ -281,11 +281,12 @@ impl InUse {
             .iter()
             .take_while(move |it| it.file == extent.file && (it.offset as usize) < end)
             .map(pages_of);
-        used.chain([end..end]).filter_map(move |pages| {
-            let gap = start..pages.start;
-            start = start.max(pages.end);
-            (!gap.is_empty()).then_some(gap)
-        })
+        used.chain(std::iter::once(end..end))
+            .filter_map(move |pages| {
+                let gap = start..pages.start;
+                start = start.max(pages.end);
+                (!gap.is_empty()).then_some(gap)
+            })
     }
 
     /// Where an extent at this offset is, or belongs.
@@ -311,7 +312,7 @@ mod tests {
     }
 
     /// The gaps, in pages, around an extent that is given back while others are in use.
-    fn gaps(others: &[Extent], own: Extent) -> Vec<Range<u64>> {
+    fn gaps(others: &[Extent], own: Extent) -> Vec<(u64, u64)> {
         let mut in_use = InUse::with_capacity(0);
         in_use.insert(own);
         for other in others {
@@ -319,8 +320,8 @@ mod tests {
         }
         assert!(in_use.remove(&own));
         assert_eq!(in_use.extents.len(), others.len());
-        let in_pages =
-            |gap: Range<usize>| (gap.start / PAGE_BYTES) as u64..(gap.end / PAGE_BYTES) as u64;
+        let page = |bytes: usize| (bytes / PAGE_BYTES) as u64;
+        let in_pages = |gap: Range<usize>| (page(gap.start), page(gap.end));
         in_use.gaps(&own).map(in_pages).collect()
     }
 
@@ -330,13 +331,13 @@ mod tests {
         let second = extent(1002 * PAGE + 100, 2 * PAGE);
         assert_eq!(
             gaps(&[second], first),
-            [1000 - REACH..1002, 1005..1003 + REACH]
+            [(1000 - REACH, 1002), (1005, 1003 + REACH)]
         );
         assert_eq!(
             gaps(&[first], second),
-            [1002 - REACH..1000, 1003..1005 + REACH]
+            [(1002 - REACH, 1000), (1003, 1005 + REACH)]
         );
-        assert_eq!(gaps(&[], second), [1002 - REACH..1005 + REACH]);
+        assert_eq!(gaps(&[], second), [(1002 - REACH, 1005 + REACH)]);
     }
 
     #[test]
@@ -347,10 +348,10 @@ mod tests {
             extent(8 * PAGE, PAGE + 1),
         ];
         let own = extent(4 * PAGE, 10);
-        assert_eq!(gaps(&others, own), [1..8, 10..5 + REACH]);
+        assert_eq!(gaps(&others, own), [(1, 8), (10, 5 + REACH)]);
         let elsewhere = Extent { file: 1, ..own };
-        assert_eq!(gaps(&[elsewhere], own), [0..5 + REACH]);
-        assert_eq!(gaps(&[own], elsewhere), [0..5 + REACH]);
+        assert_eq!(gaps(&[elsewhere], own), [(0, 5 + REACH)]);
+        assert_eq!(gaps(&[own], elsewhere), [(0, 5 + REACH)]);
     }
 
     #[test]
@@ -358,13 +359,16 @@ mod tests {
         let unit = extent(PAGE, 5000 * PAGE);
         assert_eq!(gaps(&[unit], extent(2000 * PAGE, 10)), []);
         let small = extent(PAGE, PAGE);
-        assert_eq!(gaps(&[small], small), [0..1, 2..2 + REACH]);
+        assert_eq!(gaps(&[small], small), [(0, 1), (2, 2 + REACH)]);
     }
 
     #[test]
     fn a_row_in_use_keeps_its_own_page_and_not_the_unit_around_it() {
         let row = extent(5 * PAGE + 7, 100);
-        assert_eq!(gaps(&[row], extent(PAGE, 8 * PAGE)), [0..5, 6..9 + REACH]);
+        assert_eq!(
+            gaps(&[row], extent(PAGE, 8 * PAGE)),
+            [(0, 5), (6, 9 + REACH)]
+        );
     }
 
     #[test]

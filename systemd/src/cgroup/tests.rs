@@ -36,20 +36,57 @@ fn under_version_2_the_smallest_limit_on_the_way_to_the_root_counts() {
     let files = [
         ("cgroup.controllers", "cpu memory"),
         ("a.slice/memory.max", "1000"),
-        ("a.slice/memory.high", "900"),
         ("a.slice/b.scope/memory.max", "2000"),
-        ("a.slice/b.scope/memory.high", "max"),
         ("a.slice/b.scope/memory.current", "77"),
         ("a.slice/b.scope/memory.peak", "99"),
     ];
     let root = machine("0::/a.slice/b.scope", UNIFIED, &files);
     let cgroup = Cgroup::own_below(root.path()).unwrap();
     assert_eq!(cgroup.version(), Version::V2);
-    assert!(cgroup.folder().ends_with("sys/fs/cgroup/a.slice/b.scope"));
+    assert!(cgroup.folder.ends_with("sys/fs/cgroup/a.slice/b.scope"));
     assert_eq!(cgroup.memory_limit().unwrap(), Some(1000));
-    assert_eq!(cgroup.memory_high().unwrap(), Some(900));
     assert_eq!(cgroup.memory_usage().unwrap(), Some(77));
     assert_eq!(cgroup.memory_peak().unwrap(), Some(99));
+}
+
+#[test]
+fn what_is_charged_already_is_not_available_but_page_cache_is() {
+    let files = [
+        ("cgroup.controllers", "cpu memory"),
+        ("a.slice/memory.max", "1000"),
+        ("a.slice/memory.current", "700"),
+        (
+            "a.slice/memory.stat",
+            "anon 400\nfile 300\ninactive_file 200\nactive_file 50\nshmem 50",
+        ),
+        ("a.slice/b.scope/memory.max", "600"),
+        ("a.slice/b.scope/memory.current", "10"),
+    ];
+    let root = machine("0::/a.slice/b.scope", UNIFIED, &files);
+    let cgroup = Cgroup::own_below(root.path()).unwrap();
+    // 1000 - (700 - 250) is less than 600 - 10.
+    assert_eq!(cgroup.memory_available().unwrap(), Some(550));
+    write(
+        root.path(),
+        "sys/fs/cgroup/a.slice/b.scope/memory.current",
+        "5000",
+    );
+    assert_eq!(cgroup.memory_available().unwrap(), Some(0));
+}
+
+#[test]
+fn version_1_counts_the_page_cache_of_the_whole_tree() {
+    let files = [
+        ("memory/box/memory.limit_in_bytes", "4096"),
+        ("memory/box/memory.usage_in_bytes", "3000"),
+        (
+            "memory/box/memory.stat",
+            "inactive_file 1\ntotal_inactive_file 1000\ntotal_active_file 500",
+        ),
+    ];
+    let root = machine("5:memory:/box\n0::/", HYBRID, &files);
+    let cgroup = Cgroup::own_below(root.path()).unwrap();
+    assert_eq!(cgroup.memory_available().unwrap(), Some(4096 - 1500));
 }
 
 #[test]
@@ -58,6 +95,7 @@ fn max_everywhere_is_no_limit() {
     let root = machine("0::/a.slice", UNIFIED, &files);
     let cgroup = Cgroup::own_below(root.path()).unwrap();
     assert_eq!(cgroup.memory_limit().unwrap(), None);
+    assert_eq!(cgroup.memory_available().unwrap(), None);
     assert_eq!(cgroup.memory_peak().unwrap(), None);
 }
 
@@ -84,7 +122,6 @@ fn under_version_1_the_memory_tree_is_taken() {
     let cgroup = Cgroup::own_below(root.path()).unwrap();
     assert_eq!(cgroup.version(), Version::V1);
     assert_eq!(cgroup.memory_limit().unwrap(), Some(4096));
-    assert_eq!(cgroup.memory_high().unwrap(), None);
     assert_eq!(cgroup.memory_usage().unwrap(), Some(5));
     assert_eq!(cgroup.memory_peak().unwrap(), Some(6));
 }
