@@ -166,11 +166,11 @@ impl Blueprint {
 
     /// A budget may be more than the machine has; the plan is made for it all the same.
     /// Memory that the system would refuse later, where the process aborts, is asked
-    /// for once and given back untouched.
+    /// for once and given back untouched. [`crate::Engine::start`] begins with it.
     ///
     /// # Errors
     /// When the system refuses it.
-    pub(crate) fn check_memory(&self) -> Result<(), Error> {
+    pub fn check_memory(&self) -> Result<(), Error> {
         let plan = &self.plan;
         let mapped_bytes = if plan.is_mapped { plan.file_bytes } else { 0 };
         let planned_bytes = plan.total_bytes();

@@ -226,6 +226,7 @@ pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
             HumanBytes(blueprint.plan.budget_bytes)
         ));
     }
+    blueprint.check_memory()?;
     // Before the start, which may fail for what they say.
     let told = blueprint.notices.clone();
     told.iter().for_each(|text| notice(text));
