@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use emel::{Request, SamplerOptions};
+use emel::{Backend, Io, Request, SamplerOptions};
 use emel_loader::counting_allocator::CountingAllocator;
 use emel_tests::fixtures::fixture;
-use emel_tests::run::{block_on, open, settings, smallest_budget};
+use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -17,9 +17,16 @@ const COUNTED_TOKENS: usize = 256;
 
 #[test]
 fn a_token_allocates_nothing_and_reads_no_more_than_is_not_pinned() {
+    for &backend in READERS.iter() {
+        check(backend);
+    }
+}
+
+fn check(backend: Backend) {
     let model = fixture("arch/llama-untied.gguf");
     let file_bytes = std::fs::metadata(&model).unwrap().len();
     let mut small = settings(0, 400);
+    small.io = Io::Only(backend);
     let smallest = smallest_budget(&model, &small);
     small.ram_budget = emel::RamBudget::Bytes(smallest + file_bytes / 4);
     block_on(async {
@@ -44,7 +51,7 @@ fn a_token_allocates_nothing_and_reads_no_more_than_is_not_pinned() {
             // The last few may already be followed by the end of the request.
             if generated == COUNTED_TOKENS {
                 let calls = ALLOCATOR.calls() - before;
-                assert_eq!(calls, 0, "allocations in {generated} tokens");
+                assert_eq!(calls, 0, "allocations in {generated} tokens, {backend:?}");
             }
         }
         assert_eq!(generated, WARM_UP_TOKENS + COUNTED_TOKENS);
