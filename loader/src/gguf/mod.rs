@@ -6,6 +6,7 @@ mod header;
 mod metadata;
 mod shard;
 mod tensor_type;
+mod window;
 
 pub use catalog::{Catalog, Extent, FileIdentity, ModelFile, Tensor};
 pub use error::GgufError;
