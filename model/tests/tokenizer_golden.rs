@@ -1,4 +1,4 @@
-//! Three vocabularies and 40 hard texts, against the ids that llama.cpp gives.
+//! Four vocabularies and 40 hard texts, against the ids that llama.cpp gives.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
@@ -63,6 +63,10 @@ fn check(name: &str) {
             detokenized,
             "{name} {text:?}"
         );
+        // Cleaning up spaces needs the whole text.
+        if name == "bert-bge.gguf" {
+            continue;
+        }
         let mut detokenizer = Detokenizer::new(&tokenizer, WHOLE);
         let mut streamed = String::new();
         for &id in &ids {
@@ -86,6 +90,11 @@ fn qwen2_ids_and_texts_are_those_of_llama_cpp() {
 #[test]
 fn llama_spm_ids_and_texts_are_those_of_llama_cpp() {
     check("llama-spm.gguf");
+}
+
+#[test]
+fn bert_bge_ids_and_texts_are_those_of_llama_cpp() {
+    check("bert-bge.gguf");
 }
 
 #[test]

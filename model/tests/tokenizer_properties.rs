@@ -311,8 +311,8 @@ fn bad_metadata_is_an_error_that_names_the_key() {
     let cases: [(&str, Value, &str); 9] = [
         (
             "model",
-            string("bert"),
-            "`bert`, which is not supported; supported are gpt2, llama",
+            string("plamo2"),
+            "`plamo2`, which is not supported; supported are gpt2, llama,",
         ),
         (
             "model",
