@@ -152,20 +152,33 @@ fn a_continued_sentence_piece_text_keeps_its_space() {
 }
 
 #[test]
-fn a_hundred_kilobytes_of_one_kind_encode_without_quadratic_work() {
+fn a_hundred_kilobytes_of_one_kind_come_back() {
     for name in ["llama-bpe.gguf", "qwen2.gguf", "llama-spm.gguf"] {
         let tokenizer = tokenizer(name);
         for unit in ["a", " ", "\n", "=", "1", "é", "日", "ab ", "<|", "\u{0}"] {
             let text = unit.repeat(100_000 / unit.len());
-            let start = std::time::Instant::now();
             let ids = tokenizer.encode(&text, PARSED);
-            println!(
-                "{name} {unit:?}: {} tokens, {:?}",
-                ids.len(),
-                start.elapsed()
-            );
             let decoded = tokenizer.decode(&ids[usize::from(tokenizer.adds_bos())..], WHOLE);
             assert!(decoded == text, "{name} {unit:?}");
+        }
+    }
+}
+
+#[test]
+fn ten_megabytes_take_time_in_proportion() {
+    for name in ["llama-bpe", "qwen2", "llama-spm", "bert-bge"] {
+        let tokenizer = tokenizer(&format!("{name}.gguf"));
+        for unit in ["a", "ab 1é日\n"] {
+            let time = |bytes: usize| {
+                let text = unit.repeat(bytes / unit.len());
+                let started = std::time::Instant::now();
+                tokenizer.encode(&text, PARSED);
+                started.elapsed().as_secs_f64()
+            };
+            let (short, long) = (time(1_000_000), time(10_000_000));
+            println!("{name} {unit:?}: {short:.3} s and {long:.3} s");
+            // Quadratic work would take a hundred times as long, not ten.
+            assert!(long < 40.0 * short.max(0.05), "{name} {unit:?}");
         }
     }
 }

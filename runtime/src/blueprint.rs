@@ -14,6 +14,7 @@ use emel_model::arch;
 use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
+use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::Tokenizer;
 
 use crate::budget::RamBudget;
@@ -59,6 +60,9 @@ pub struct Settings {
     pub io: Io,
     /// How keys and values are kept.
     pub kv_type: KvType,
+    /// The sampler that requests will use, of which the plan includes the memory; if
+    /// absent, it leaves room for any.
+    pub sampler: Option<SamplerOptions>,
     /// Whether the logits of all positions will be asked for, as evaluation does.
     pub all_logits: bool,
 }
@@ -71,6 +75,7 @@ impl Default for Settings {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             io: Io::Auto,
             kv_type: KvType::F16,
+            sampler: None,
             all_logits: false,
         }
     }
@@ -95,6 +100,8 @@ pub struct Blueprint {
     pub chunk: usize,
     /// Rows of logits kept from a pass.
     pub logit_tokens: usize,
+    /// Bytes that a sampler may take.
+    pub sampler_bytes: usize,
     /// The settings it was made for.
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
@@ -124,12 +131,19 @@ impl Blueprint {
                 vocabulary_mismatch(&program, &tokenizer),
             ));
         }
+        let sampler = match &settings.sampler {
+            Some(options) => options.clone(),
+            None => SamplerOptions::most_demanding(),
+        };
+        sampler.check()?;
         let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
         let draft = Draft {
             catalog: &catalog,
             program: &program,
             settings: &settings,
             tokenizer_bytes: tokenizer.heap_bytes() as u64,
+            breakers: Breakers::new(&sampler, &tokenizer),
+            sampler,
             budget_bytes,
         };
         let (plan, shape) =
@@ -146,6 +160,7 @@ impl Blueprint {
                         "lower -c"
                     },
                 })?;
+        let sampler_bytes = draft.sampler_bytes(shape.context);
         let mut notices = draft.notices(&shape);
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         Ok(Self {
@@ -154,6 +169,7 @@ impl Blueprint {
             context: shape.context,
             chunk: shape.chunk,
             logit_tokens: shape.logit_tokens,
+            sampler_bytes,
             settings,
             notices,
             catalog,
@@ -236,6 +252,8 @@ struct Draft<'a> {
     program: &'a Program,
     settings: &'a Settings,
     tokenizer_bytes: u64,
+    sampler: SamplerOptions,
+    breakers: Breakers,
     budget_bytes: u64,
 }
 
@@ -324,6 +342,10 @@ impl Draft<'_> {
             ),
             item("tokenizer".to_owned(), self.tokenizer_bytes),
             item(
+                "sampler".to_owned(),
+                self.sampler_bytes(shape.context) as u64,
+            ),
+            item(
                 "norms and biases".to_owned(),
                 self.program.resident_bytes(self.catalog),
             ),
@@ -340,6 +362,18 @@ impl Draft<'_> {
                 footprint.activation_bytes(self.program),
             ),
         ]
+    }
+
+    /// What the sampler takes for a context, in whole pages, and a page for the biases
+    /// that rule out the ends of generation.
+    fn sampler_bytes(&self, context: usize) -> usize {
+        const PAGE_BYTES: usize = 4096;
+        let options = self.sampler.clone().within(context + 1);
+        let vocabulary = self.program.vocabulary();
+        let sampler = Sampler::new(options, vocabulary, self.breakers.clone());
+        // Checked when the draft was made, so there is one.
+        let bytes = sampler.map_or(0, |sampler| sampler.heap_bytes());
+        bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
     }
 
     fn notices(&self, shape: &Shape) -> Vec<String> {

@@ -190,6 +190,11 @@ impl Tokenizer {
         self.roles.ends_generation(id)
     }
 
+    /// The tokens that end a turn, in order.
+    pub fn end_of_generation(&self) -> &[u32] {
+        &self.roles.ending
+    }
+
     /// Whether the token steers the model and is no part of the text.
     pub fn is_control(&self, id: u32) -> bool {
         self.vocabulary.kind(id) == TokenKind::Control

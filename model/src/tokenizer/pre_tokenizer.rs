@@ -453,6 +453,31 @@ mod tests {
     }
 
     #[test]
+    fn every_row_takes_time_in_proportion_to_the_text() {
+        let units = [
+            "a", "A", " ", "\n", "1", "é", "\u{301}", "日", "'s", " \n", "aB1 ", "!", "( ",
+        ];
+        for row in ROWS {
+            let pre_tokenizer = PreTokenizer::compile(row).unwrap();
+            for unit in units {
+                let time = |bytes: usize| {
+                    let text = unit.repeat(bytes / unit.len());
+                    let started = std::time::Instant::now();
+                    pre_tokenizer.split(&text);
+                    started.elapsed().as_secs_f64()
+                };
+                // Quadratic work would take a hundred times as long, not ten.
+                let (short, long) = (time(100_000), time(1_000_000));
+                let name = row.names[0];
+                assert!(
+                    long < 40.0 * short.max(0.02),
+                    "{name} {unit:?}: {short} s and {long} s"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn runs_beyond_the_stack_of_the_regex_library_lose_nothing() {
         for unit in [" ", "\u{3000}", "\n"] {
             let text = format!("start{}end", unit.repeat(1_200_000));

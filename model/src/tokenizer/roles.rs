@@ -163,7 +163,8 @@ pub(super) struct Roles {
     pub(super) adds_bos: bool,
     /// Whether texts end with the EOS token.
     pub(super) adds_eos: bool,
-    ending: Vec<u32>,
+    /// What ends a generation, in order.
+    pub(super) ending: Vec<u32>,
 }
 
 impl Roles {

@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::{self, ModelOptions, TextSource};
-use emel::{Error, Prompt};
+use emel::{Error, Prompt, SamplerOptions};
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{ROW_SLOTS, held_bytes};
 use emel_model::sampler::{log_probability, top_log_probabilities};
@@ -142,6 +142,7 @@ struct PlanItem {
 fn plan(options: &PlanOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
+    settings.sampler = Some(SamplerOptions::default());
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     blueprint.notices.iter().for_each(|text| cli::notice(text));
     let report = plan_report(&blueprint);
@@ -295,6 +296,7 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = Some(ids.len());
     settings.all_logits = true;
+    settings.sampler = Some(SamplerOptions::default());
     let blueprint = Blueprint::new(model, settings)?;
     let ids = blueprint.prompt_ids(Prompt::Tokens(ids))?;
     let logits = options
