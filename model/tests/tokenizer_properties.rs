@@ -130,7 +130,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..6).prop_map(|parts| parts.concat())
 }
 
-const PRES: [&str; 7] = [
+const PRES: [&str; 15] = [
     "default",
     "smollm",
     "llama-bpe",
@@ -138,6 +138,14 @@ const PRES: [&str; 7] = [
     "gpt-2",
     "gpt-4o",
     "tekken",
+    "qwen35",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+    "glm4",
+    "falcon",
+    "kimi-k2",
+    "youtu",
 ];
 
 proptest! {

@@ -114,6 +114,29 @@ impl Blueprint {
     /// # Errors
     /// When the file is broken, the model is not supported, or the budget too small.
     pub fn new(path: &Path, settings: Settings) -> Result<Self, Error> {
+        Self::build(path, settings, None)
+    }
+
+    /// As [`Blueprint::new`], for one prompt: its token ids, and a context that just holds
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Blueprint::new`], and when the prompt is empty or not of this vocabulary.
+    pub fn for_prompt(
+        path: &Path,
+        settings: Settings,
+        prompt: Prompt,
+    ) -> Result<(Self, Vec<u32>), Error> {
+        let mut ids = Vec::new();
+        let blueprint = Self::build(path, settings, Some((prompt, &mut ids)))?;
+        Ok((blueprint, ids))
+    }
+
+    fn build(
+        path: &Path,
+        mut settings: Settings,
+        prompt: Option<(Prompt, &mut Vec<u32>)>,
+    ) -> Result<Self, Error> {
         check(&settings)?;
         // Asked again when the engine starts, but by then the weights have been read.
         Kernels::from_environment().map_err(ForwardError::from)?;
@@ -130,6 +153,11 @@ impl Blueprint {
                 path,
                 vocabulary_mismatch(&program, &tokenizer),
             ));
+        }
+        if let Some((prompt, ids)) = prompt {
+            *ids = prompt.ids(&tokenizer, usize::MAX, program.vocabulary())?;
+            settings.context = Some(ids.len());
+            check(&settings)?;
         }
         let sampler = match &settings.sampler {
             Some(options) => options.clone(),

@@ -13,8 +13,9 @@ use crate::tokenizer::{EncodeOptions, Tokenizer};
 
 /// A breaker is known by as many bytes.
 const BREAKER_BYTES_MAX: usize = 40;
-/// `base^exponent` stays below the greatest 32-bit number up to this times 1 / ln base.
-const LOG_MAX: f32 = 88.722_84;
+/// The greatest penalty: the token is then as good as ruled out, but goes before those
+/// that are.
+const PENALTY_MAX: f32 = 1e30;
 
 /// The tokens that end repetitions.
 #[derive(Debug, Clone, Default)]
@@ -197,12 +198,8 @@ impl Dry {
             return logit;
         };
         let beyond = self.lengths[index].1 as usize - self.allowed_length;
-        let exponent_max = if self.base > 1.000_001 {
-            LOG_MAX / self.base.ln()
-        } else {
-            f32::MAX
-        };
-        logit - self.multiplier * self.base.powf((beyond as f32).min(exponent_max))
+        let penalty = self.multiplier * self.base.powf(beyond as f32);
+        logit - penalty.min(PENALTY_MAX)
     }
 
     /// Heap bytes held.

@@ -353,7 +353,12 @@ impl Tokenizer {
             Family::Unigram(encoder) => size_of::<Unigram>() + encoder.heap_bytes(),
             Family::Rwkv(encoder) => size_of::<Rwkv>() + encoder.heap_bytes(),
         };
-        self.vocabulary.heap_bytes() + self.special.heap_bytes() + self.roles.heap_bytes() + family
+        let warnings = self.warnings.capacity() * size_of::<TokenizerWarning>();
+        self.vocabulary.heap_bytes()
+            + self.special.heap_bytes()
+            + self.roles.heap_bytes()
+            + family
+            + warnings
     }
 }
 

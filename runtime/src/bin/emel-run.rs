@@ -32,9 +32,6 @@ struct Options {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
-    #[command(flatten)]
-    sampling: SamplingOptions,
-
     /// Print statistics to standard error
     #[arg(long)]
     stats: bool,
@@ -42,6 +39,9 @@ struct Options {
     /// Write statistics to a JSON file
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
+
+    #[command(flatten)]
+    sampling: SamplingOptions,
 }
 
 fn main() -> ExitCode {
