@@ -98,6 +98,34 @@ fn bert_bge_ids_and_texts_are_those_of_llama_cpp() {
 }
 
 #[test]
+fn any_bytes_come_back_from_vocabularies_with_byte_tokens() {
+    for name in ["llama-bpe", "qwen2", "llama-spm"] {
+        let tokenizer = tokenizer(&format!("{name}.gguf"));
+        let mut state = 7u32;
+        for length in 0..200 {
+            let mut bytes = Vec::new();
+            for _ in 0..length {
+                // The generator of Numerical Recipes, of which the high bits are good.
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                bytes.push((state >> 24) as u8);
+            }
+            let options = EncodeOptions {
+                add_special: false,
+                parse_special: false,
+            };
+            let ids = tokenizer.encode_bytes(&bytes, options);
+            let spelt = ids.iter().flat_map(|&id| tokenizer.token_bytes(id, true));
+            let spelt: Vec<u8> = spelt.collect();
+            // SentencePiece puts a space before a text, unless it begins with other bytes.
+            let first = bytes.utf8_chunks().next();
+            let begins_text = first.is_some_and(|chunk| !chunk.valid().is_empty());
+            let prefix = usize::from(name == "llama-spm" && begins_text);
+            assert_eq!(spelt[prefix..], bytes, "{name}, seed 7, {length} bytes");
+        }
+    }
+}
+
+#[test]
 fn special_tokens_are_found_by_role() {
     let llama = tokenizer("llama-bpe.gguf");
     assert_eq!(llama.vocabulary_size(), 128_256);

@@ -388,6 +388,19 @@ fn bad_metadata_is_an_error_that_names_the_key() {
 }
 
 #[test]
+fn repeated_and_empty_tokens_are_tolerated_and_the_first_one_counts() {
+    let mut metadata = byte_pair("gpt-2");
+    let mut tokens: Vec<String> = ["a", "", "a", "", "b"].map(String::from).to_vec();
+    tokens.resize(269, String::new());
+    metadata.insert("tokenizer.ggml.tokens".to_owned(), strings(&tokens));
+    let tokenizer = build(metadata);
+    let repeated = TokenizerWarning::RepeatedTokens { count: 1 };
+    assert!(tokenizer.warnings().contains(&repeated));
+    assert_eq!(tokenizer.encode("aab", PLAIN), [0, 0, 4]);
+    assert_eq!(tokenizer.decode(&[0, 1, 2, 3, 4], whole(true)), "aab");
+}
+
+#[test]
 fn merges_of_unknown_parts_are_left_out_with_a_warning() {
     let mut metadata = byte_pair("gpt-2");
     let merges = ["xx y", "h e", "q z"].map(String::from);
