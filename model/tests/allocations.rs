@@ -56,11 +56,24 @@ fn metadata(model: &str, pre: &str) -> Metadata {
 fn hot_calls_allocate_nothing_and_tokenizers_hold_what_they_say() {
     for pre in [
         "default",
+        "gpt-2",
         "smollm",
         "llama-bpe",
         "qwen2",
+        "qwen35",
         "gpt-4o",
         "tekken",
+        "deepseek-v3",
+        "deepseek-coder",
+        "deepseek-llm",
+        "kimi-k2",
+        "youtu",
+        "bailingmoe",
+        "seed-coder",
+        "minicpm5",
+        "bloom",
+        "viking",
+        "falcon",
     ] {
         check_heap_bytes("gpt2", pre);
     }

@@ -68,6 +68,7 @@ pub(super) fn unescape(texts: StringTable) -> StringTable {
         // Texts only get shorter, so they fit as before.
         unescaped.push(&bytes);
     }
+    unescaped.shrink_to_fit();
     unescaped
 }
 
