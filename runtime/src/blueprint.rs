@@ -396,9 +396,9 @@ impl Draft<'_> {
     /// that rule out the ends of generation.
     fn sampler_bytes(&self, context: usize) -> usize {
         const PAGE_BYTES: usize = 4096;
-        let options = self.sampler.clone().within(context + 1);
+        let options = self.sampler.clone();
         let vocabulary = self.program.vocabulary();
-        let sampler = Sampler::new(options, vocabulary, self.breakers.clone());
+        let sampler = Sampler::new(options, vocabulary, context + 1, self.breakers.clone());
         // Checked when the draft was made, so there is one.
         let bytes = sampler.map_or(0, |sampler| sampler.heap_bytes());
         bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES

@@ -285,8 +285,8 @@ impl Scheduler {
     /// A sampler for a request, within what was planned for it.
     fn sampler(&self, options: SamplerOptions) -> Result<Sampler, Error> {
         let breakers = Breakers::new(&options, &self.tokenizer);
-        let options = options.within(self.context + 1);
-        let sampler = Sampler::new(options, self.vocabulary, breakers)?;
+        // The last token of an answer has no place in the context.
+        let sampler = Sampler::new(options, self.vocabulary, self.context + 1, breakers)?;
         let (needed_bytes, planned_bytes) = (sampler.heap_bytes(), self.sampler_bytes);
         if needed_bytes > planned_bytes {
             return Err(Error::SamplerTooLarge {

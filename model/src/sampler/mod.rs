@@ -38,18 +38,20 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler for rows of `vocabulary_size` logits. `breakers` are those that the
-    /// options name; they only count for DRY. Memory for as many tokens as the options
-    /// look back on is taken at once, so bound them ([`SamplerOptions::within`]).
+    /// A sampler for rows of `vocabulary_size` logits and a sequence of up to `tokens_max`
+    /// tokens, of which it looks back on no more. `breakers` are those that the options
+    /// name; they only count for DRY.
     ///
     /// # Errors
     /// When an option is outside of its range.
     pub fn new(
         options: SamplerOptions,
         vocabulary_size: usize,
+        tokens_max: usize,
         breakers: Breakers,
     ) -> Result<Self, SamplerError> {
         options.check()?;
+        let options = options.within(tokens_max);
         let (early, late) = split_stages(&options);
         let keep = match late.first() {
             _ if options.temperature <= 0.0 => 1,

@@ -212,8 +212,7 @@ impl SamplerOptions {
 
     /// The options for a sequence of up to `tokens` tokens, which has no more to look
     /// back on.
-    #[must_use]
-    pub fn within(mut self, tokens: usize) -> Self {
+    pub(super) fn within(mut self, tokens: usize) -> Self {
         self.repeat_last_n = self.repeat_last_n.min(tokens);
         self.dry_penalty_last_n = self.dry_penalty_last_n.min(tokens);
         self

@@ -18,7 +18,7 @@ fn plain() -> SamplerOptions {
 }
 
 fn sampler(options: SamplerOptions, vocabulary_size: usize) -> Sampler {
-    Sampler::new(options, vocabulary_size, Breakers::default()).unwrap()
+    Sampler::new(options, vocabulary_size, 64, Breakers::default()).unwrap()
 }
 
 /// Logits of the probabilities 0.4, 0.3, 0.2, 0.1, not in order.
@@ -214,7 +214,7 @@ fn options_out_of_range_are_named() {
     for (option, change) in changes {
         let mut options = SamplerOptions::default();
         change(&mut options);
-        let error = Sampler::new(options, 4, Breakers::default()).unwrap_err();
+        let error = Sampler::new(options, 4, 64, Breakers::default()).unwrap_err();
         assert_eq!(error.option, option);
     }
 }

@@ -5,7 +5,7 @@
 //! SentencePiece does. A character without a token is unknown, at ten below the least
 //! score; unknown neighbours are one token.
 
-use emel_loader::gguf::{Array, Metadata, Value};
+use emel_loader::gguf::Metadata;
 
 use super::charsmap::Charsmap;
 use super::error::TokenizerError;
@@ -202,7 +202,7 @@ fn take_charsmap(metadata: &mut Metadata) -> Result<Option<Charsmap>, TokenizerE
         Some(numbers) => numbers.iter().map(|&number| number as u8).collect(),
         None => return Ok(None),
     };
-    metadata.insert(CHARSMAP.to_owned(), Value::Array(Array::I32(Vec::new())));
+    metadata.remove(CHARSMAP);
     if bytes.is_empty() {
         return Ok(None);
     }
