@@ -27,6 +27,7 @@ pub mod generator;
 mod request;
 mod scheduler;
 mod stream;
+mod token_text;
 mod usage;
 
 pub use blueprint::{Io, Settings};
@@ -38,4 +39,5 @@ pub use engine::{Builder, Description, Engine};
 pub use error::Error;
 pub use request::{Prompt, Request};
 pub use stream::{Token, TokenStream};
+pub use token_text::TokenText;
 pub use usage::Usage;
