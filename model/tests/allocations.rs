@@ -5,7 +5,7 @@
 
 use emel_loader::counting_allocator::CountingAllocator;
 use emel_loader::gguf::{Array, Metadata, StringTable, Value};
-use emel_model::sampler::{Sampler, SamplerOptions};
+use emel_model::sampler::{Breakers, Mirostat, Sampler, SamplerOptions, Stage};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, EncodeOptions, Tokenizer};
 
 #[global_allocator]
@@ -56,19 +56,32 @@ fn metadata(model: &str, pre: &str) -> Metadata {
 fn hot_calls_allocate_nothing_and_tokenizers_hold_what_they_say() {
     for pre in [
         "default",
+        "gpt-2",
         "smollm",
         "llama-bpe",
         "qwen2",
+        "qwen35",
         "gpt-4o",
         "tekken",
+        "deepseek-v3",
+        "deepseek-coder",
+        "deepseek-llm",
+        "kimi-k2",
+        "youtu",
+        "bailingmoe",
+        "seed-coder",
+        "minicpm5",
+        "bloom",
+        "viking",
+        "falcon",
     ] {
         check_heap_bytes("gpt2", pre);
     }
-    check_heap_bytes("llama", "default");
-    check_detokenizer();
-    for top_k in [0, 1, 40] {
-        check_sampler(top_k);
+    for model in ["llama", "gemma4", "bert", "t5", "rwkv"] {
+        check_heap_bytes(model, "default");
     }
+    check_detokenizer();
+    check_samplers();
 }
 
 fn check_heap_bytes(model: &str, pre: &str) {
@@ -99,14 +112,44 @@ fn check_detokenizer() {
     assert_eq!(calls(), before);
 }
 
-fn check_sampler(top_k: usize) {
-    let options = SamplerOptions {
+fn check_samplers() {
+    let plain = SamplerOptions::default();
+    let with_top_k = |top_k| SamplerOptions {
         top_k,
         repeat_penalty: 1.1,
-        ..SamplerOptions::default()
+        ..plain.clone()
     };
+    let everything = SamplerOptions {
+        typical_p: 0.9,
+        top_n_sigma: 2.0,
+        xtc_probability: 0.5,
+        dynatemp_range: 0.5,
+        logit_bias: vec![(7, 1.0), (3, -1.0)],
+        ..SamplerOptions::most_demanding()
+    };
+    let backwards = SamplerOptions {
+        stages: Stage::ALL.into_iter().rev().collect(),
+        ..everything.clone()
+    };
+    let mirostat = SamplerOptions {
+        mirostat: Some(Mirostat::default()),
+        ..plain.clone()
+    };
+    let all = [0, 1, 40].map(with_top_k).into_iter();
+    for options in all.chain([everything, backwards, mirostat]) {
+        check_sampler(options);
+    }
+}
+
+fn check_sampler(options: SamplerOptions) {
+    let tokenizer = Tokenizer::from_metadata(&mut metadata("llama", "default")).unwrap();
+    let breakers = Breakers::new(&options, &tokenizer);
     let logits: Vec<f32> = (0..5000).map(|id| (id * 37 % 101) as f32 / 10.0).collect();
-    let mut sampler = Sampler::new(options, logits.len()).unwrap();
+    let before = held_bytes();
+    let mut sampler = Sampler::new(options, logits.len(), 100, breakers).unwrap();
+    let held = held_bytes() - before;
+    let said = sampler.heap_bytes();
+    assert!(held <= said, "says {said}, holds {held}");
     let before = calls();
     for _ in 0..200 {
         let id = sampler.sample(&logits);

@@ -130,7 +130,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..6).prop_map(|parts| parts.concat())
 }
 
-const PRES: [&str; 7] = [
+const PRES: [&str; 15] = [
     "default",
     "smollm",
     "llama-bpe",
@@ -138,6 +138,14 @@ const PRES: [&str; 7] = [
     "gpt-2",
     "gpt-4o",
     "tekken",
+    "qwen35",
+    "deepseek-llm",
+    "deepseek-coder",
+    "deepseek-v3",
+    "glm4",
+    "falcon",
+    "kimi-k2",
+    "youtu",
 ];
 
 proptest! {
@@ -311,8 +319,8 @@ fn bad_metadata_is_an_error_that_names_the_key() {
     let cases: [(&str, Value, &str); 9] = [
         (
             "model",
-            string("bert"),
-            "`bert`, which is not supported; supported are gpt2, llama",
+            string("plamo2"),
+            "`plamo2`, which is not supported; supported are gpt2, llama,",
         ),
         (
             "model",
@@ -377,6 +385,19 @@ fn bad_metadata_is_an_error_that_names_the_key() {
         error.to_string().contains("tokenizer.ggml.eos_token_id"),
         "{error}"
     );
+}
+
+#[test]
+fn repeated_and_empty_tokens_are_tolerated_and_the_first_one_counts() {
+    let mut metadata = byte_pair("gpt-2");
+    let mut tokens: Vec<String> = ["a", "", "a", "", "b"].map(String::from).to_vec();
+    tokens.resize(269, String::new());
+    metadata.insert("tokenizer.ggml.tokens".to_owned(), strings(&tokens));
+    let tokenizer = build(metadata);
+    let repeated = TokenizerWarning::RepeatedTokens { count: 1 };
+    assert!(tokenizer.warnings().contains(&repeated));
+    assert_eq!(tokenizer.encode("aab", PLAIN), [0, 0, 4]);
+    assert_eq!(tokenizer.decode(&[0, 1, 2, 3, 4], whole(true)), "aab");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use emel_model::arch;
 use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
+use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::Tokenizer;
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
@@ -59,6 +60,9 @@ pub struct Settings {
     pub io: Io,
     /// How keys and values are kept.
     pub kv_type: KvType,
+    /// The sampler that requests will use, of which the plan includes the memory; if
+    /// absent, it leaves room for any.
+    pub sampler: Option<SamplerOptions>,
     /// Whether the logits of all positions will be asked for, as evaluation does.
     pub all_logits: bool,
 }
@@ -71,6 +75,7 @@ impl Default for Settings {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             io: Io::Auto,
             kv_type: KvType::F16,
+            sampler: None,
             all_logits: false,
         }
     }
@@ -95,6 +100,8 @@ pub struct Blueprint {
     pub chunk: usize,
     /// Rows of logits kept from a pass.
     pub logit_tokens: usize,
+    /// Bytes that a sampler may take.
+    pub sampler_bytes: usize,
     /// The settings it was made for.
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
@@ -107,6 +114,29 @@ impl Blueprint {
     /// # Errors
     /// When the file is broken, the model is not supported, or the budget too small.
     pub fn new(path: &Path, settings: Settings) -> Result<Self, Error> {
+        Self::build(path, settings, None)
+    }
+
+    /// As [`Blueprint::new`], for one prompt: its token ids, and a context that just holds
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Blueprint::new`], and when the prompt is empty or not of this vocabulary.
+    pub fn for_prompt(
+        path: &Path,
+        settings: Settings,
+        prompt: Prompt,
+    ) -> Result<(Self, Vec<u32>), Error> {
+        let mut ids = Vec::new();
+        let blueprint = Self::build(path, settings, Some((prompt, &mut ids)))?;
+        Ok((blueprint, ids))
+    }
+
+    fn build(
+        path: &Path,
+        mut settings: Settings,
+        prompt: Option<(Prompt, &mut Vec<u32>)>,
+    ) -> Result<Self, Error> {
         check(&settings)?;
         // Asked again when the engine starts, but by then the weights have been read.
         Kernels::from_environment().map_err(ForwardError::from)?;
@@ -125,12 +155,24 @@ impl Blueprint {
                 vocabulary_mismatch(&program, &tokenizer),
             ));
         }
+        if let Some((prompt, ids)) = prompt {
+            *ids = prompt.ids(&tokenizer, usize::MAX, program.vocabulary())?;
+            settings.context = Some(ids.len());
+            check(&settings)?;
+        }
+        let sampler = match &settings.sampler {
+            Some(options) => options.clone(),
+            None => SamplerOptions::most_demanding(),
+        };
+        sampler.check()?;
         let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
         let draft = Draft {
             catalog: &catalog,
             program: &program,
             settings: &settings,
             tokenizer_bytes: tokenizer.heap_bytes() as u64,
+            breakers: Breakers::new(&sampler, &tokenizer),
+            sampler,
             budget_bytes,
         };
         let (plan, shape) =
@@ -147,6 +189,7 @@ impl Blueprint {
                         "lower -c"
                     },
                 })?;
+        let sampler_bytes = draft.sampler_bytes(shape.context);
         let mut notices = draft.notices(&shape);
         notices.extend(scarcity(&plan, available_bytes().unwrap_or(u64::MAX)));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
@@ -156,6 +199,7 @@ impl Blueprint {
             context: shape.context,
             chunk: shape.chunk,
             logit_tokens: shape.logit_tokens,
+            sampler_bytes,
             settings,
             notices,
             catalog,
@@ -271,6 +315,8 @@ struct Draft<'a> {
     program: &'a Program,
     settings: &'a Settings,
     tokenizer_bytes: u64,
+    sampler: SamplerOptions,
+    breakers: Breakers,
     budget_bytes: u64,
 }
 
@@ -359,6 +405,10 @@ impl Draft<'_> {
             ),
             item("tokenizer".to_owned(), self.tokenizer_bytes),
             item(
+                "sampler".to_owned(),
+                self.sampler_bytes(shape.context) as u64,
+            ),
+            item(
                 "norms and biases".to_owned(),
                 self.program.resident_bytes(self.catalog),
             ),
@@ -375,6 +425,18 @@ impl Draft<'_> {
                 footprint.activation_bytes(self.program),
             ),
         ]
+    }
+
+    /// What the sampler takes for a context, in whole pages, and a page for the biases
+    /// that rule out the ends of generation.
+    fn sampler_bytes(&self, context: usize) -> usize {
+        const PAGE_BYTES: usize = 4096;
+        let options = self.sampler.clone();
+        let vocabulary = self.program.vocabulary();
+        let sampler = Sampler::new(options, vocabulary, context + 1, self.breakers.clone());
+        // Checked when the draft was made, so there is one.
+        let bytes = sampler.map_or(0, |sampler| sampler.heap_bytes());
+        bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
     }
 
     fn notices(&self, shape: &Shape) -> Vec<String> {

@@ -1,5 +1,7 @@
 //! What the commands `emel-run` and `emel` share: options, progress and exit codes.
 
+pub mod sampling;
+
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, IsTerminal, Read, Write};
@@ -88,7 +90,7 @@ pub enum KvName {
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
 pub struct TextSource {
-    /// The text
+    /// The text; special tokens in it, such as <|im_end|>, are recognised
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
 

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use emel_loader::reader::Backend;
 use emel_model::kv_cache::KvType;
+use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
 
@@ -98,9 +99,14 @@ impl Engine {
     ///
     /// # Errors
     /// When the prompt is empty, too long or not of this vocabulary, or the sampler's
-    /// options make no sense.
+    /// options make no sense or need more memory than the engine was opened for.
     pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
         request.sampler.check()?;
+        let vocabulary = self.description().vocabulary;
+        let biased = request.sampler.logit_bias.iter();
+        if let Some(&(id, _)) = biased.clone().find(|bias| bias.0 as usize >= vocabulary) {
+            return Err(Error::TokenId { id, vocabulary });
+        }
         let ids = self.prompt_ids(request.prompt)?;
         let (events, stream) = mpsc::channel(STREAM_LENGTH);
         self.submit(Job::Generate(Generation {
@@ -197,6 +203,13 @@ impl Builder {
     /// How keys and values are kept. Default: F16.
     pub fn kv_type(mut self, kv_type: KvType) -> Self {
         self.settings.kv_type = kv_type;
+        self
+    }
+
+    /// The most demanding sampler that requests will use; memory is planned for it, and
+    /// a request that needs more is refused. Default: room for any.
+    pub fn sampler(mut self, sampler: SamplerOptions) -> Self {
+        self.settings.sampler = Some(sampler);
         self
     }
 

@@ -101,6 +101,16 @@ pub enum Error {
     /// The sampler's options make no sense.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
+    /// The sampler needs more memory than was planned for.
+    #[error(
+        "the sampler needs {needed_bytes} bytes and {planned_bytes} are planned; choose its options when the engine is opened (Builder::sampler)"
+    )]
+    SamplerTooLarge {
+        /// What the request's options need.
+        needed_bytes: usize,
+        /// What the engine was opened for.
+        planned_bytes: usize,
+    },
     /// The forward pass cannot be made ready.
     #[error(transparent)]
     Forward(#[from] ForwardError),

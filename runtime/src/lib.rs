@@ -27,15 +27,17 @@ pub mod generator;
 mod request;
 mod scheduler;
 mod stream;
+mod token_text;
 mod usage;
 
 pub use blueprint::{Io, Settings};
 pub use budget::RamBudget;
 pub use emel_loader::reader::Backend;
 pub use emel_model::kv_cache::KvType;
-pub use emel_model::sampler::SamplerOptions;
+pub use emel_model::sampler::{Mirostat, SamplerOptions, Stage};
 pub use engine::{Builder, Description, Engine};
 pub use error::Error;
 pub use request::{Prompt, Request};
 pub use stream::{Token, TokenStream};
+pub use token_text::TokenText;
 pub use usage::Usage;

@@ -115,6 +115,13 @@ impl Request {
         self
     }
 
+    /// Goes on after an end-of-generation token.
+    #[must_use]
+    pub fn ignore_eos(mut self) -> Self {
+        self.ignore_eos = true;
+        self
+    }
+
     /// Always takes the most probable token.
     #[must_use]
     pub fn greedy(mut self) -> Self {

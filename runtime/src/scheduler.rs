@@ -10,7 +10,7 @@ use emel_loader::files::OpenFiles;
 use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
-use emel_model::sampler::{Sampler, SamplerOptions};
+use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
 use emel_systemd::{Cgroup, Memory};
 use tokio::sync::{mpsc, oneshot};
@@ -131,6 +131,7 @@ async fn build(
         chunk: blueprint.chunk,
         logit_tokens: blueprint.logit_tokens,
         vocabulary: blueprint.program.vocabulary(),
+        sampler_bytes: blueprint.sampler_bytes,
         fixed: FixedUsage::new(blueprint, backend, &files, &generator),
         generator,
     };
@@ -183,6 +184,7 @@ struct Scheduler {
     chunk: usize,
     logit_tokens: usize,
     vocabulary: usize,
+    sampler_bytes: usize,
     fixed: FixedUsage,
 }
 
@@ -236,17 +238,13 @@ impl Scheduler {
             ignore_eos,
             events,
         } = generation;
-        let sampler = SamplerOptions {
-            // A request has no more tokens than that to look back on.
-            repeat_last_n: sampler.repeat_last_n.min(self.context + 1),
-            ..sampler
-        };
+        let seed = sampler.seed;
+        let mut sampler = self.sampler(sampler)?;
         let meter = Meter::start(&self.generator);
         let is_cancelled = || events.is_closed();
         self.prefill(&ids, &is_cancelled).await?;
         let prefill = meter.started.elapsed();
 
-        let mut sampler = Sampler::new(sampler, self.vocabulary).map_err(Error::from)?;
         for &id in &ids {
             sampler.accept(id);
         }
@@ -282,11 +280,27 @@ impl Scheduler {
             }
         }
         let counts = Counts {
+            seed,
             prompt: ids.len(),
             generated,
             passes,
         };
         Ok(self.usage(&meter, prefill, &decode, counts))
+    }
+
+    /// A sampler for a request, within what was planned for it.
+    fn sampler(&self, options: SamplerOptions) -> Result<Sampler, Error> {
+        let breakers = Breakers::new(&options, &self.tokenizer);
+        // The last token of an answer has no place in the context.
+        let sampler = Sampler::new(options, self.vocabulary, self.context + 1, breakers)?;
+        let (needed_bytes, planned_bytes) = (sampler.heap_bytes(), self.sampler_bytes);
+        if needed_bytes > planned_bytes {
+            return Err(Error::SamplerTooLarge {
+                needed_bytes,
+                planned_bytes,
+            });
+        }
+        Ok(sampler)
     }
 
     /// Runs the prompt through the model, chunk by chunk; the logits of its last token
@@ -355,6 +369,7 @@ impl Scheduler {
         let other = total.time.saturating_sub(total.wait + total.compute);
         let fixed = &self.fixed;
         Usage {
+            seed: counts.seed,
             prompt_tokens: counts.prompt,
             generated_tokens: counts.generated,
             prefill_tokens_per_second: rate(counts.prompt, prefill),
@@ -384,8 +399,9 @@ impl Scheduler {
     }
 }
 
-/// Tokens of a request, and passes after its first token.
+/// The seed and tokens of a request, and passes after its first token.
 struct Counts {
+    seed: u64,
     prompt: usize,
     generated: usize,
     passes: usize,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use smol_str::SmolStr;
 use tokio::sync::mpsc::Receiver;
 
 use crate::engine::Shared;
 use crate::error::Error;
+use crate::token_text::TokenText;
 use crate::usage::Usage;
 
 /// One generated token.
@@ -20,7 +20,7 @@ pub struct Token {
     /// The text that is complete with it: whole characters only, so it can be empty,
     /// and longer than the token's own text. A character that the answer leaves
     /// incomplete at its end is not shown.
-    pub text: SmolStr,
+    pub text: TokenText,
 }
 
 pub(crate) enum Event {

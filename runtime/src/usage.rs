@@ -11,6 +11,8 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
+    /// The seed of the random numbers that drew them.
+    pub seed: u64,
     /// Prompt tokens per second, until the first token could be chosen.
     pub prefill_tokens_per_second: f64,
     /// Tokens per second after the first.

@@ -32,7 +32,7 @@ pub fn settings(budget_bytes: u64, context: usize) -> Settings {
         threads: 2,
         io: Io::Only(READERS[0]),
         kv_type: KvType::F16,
-        all_logits: false,
+        ..Settings::default()
     }
 }
 

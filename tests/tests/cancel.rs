@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emel::blueprint::Blueprint;
 use emel::generator::{Generator, PassEnd};
-use emel::{Backend, Engine, Error, Request};
+use emel::{Backend, Engine, Error, Request, SamplerOptions};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::Pass;
 use emel_model::forward::Batch;
@@ -110,7 +110,32 @@ fn bad_requests_are_refused_and_the_next_one_is_served() {
         let mut hot = Request::new(vec![1]);
         hot.sampler.temperature = f32::NAN;
         assert!(engine.generate(hot).await.is_err());
+        let mut biased = Request::new(vec![1]);
+        biased.sampler.logit_bias = vec![(1, 1.0), (384, 1.0)];
+        assert!(matches!(
+            engine.generate(biased).await.err(),
+            Some(Error::TokenId { id: 384, .. })
+        ));
         assert_eq!(answer(&engine, 5).await.unwrap().len(), 5);
+    });
+}
+
+#[test]
+fn a_sampler_beyond_the_plan_is_refused_and_any_is_planned_for_by_default() {
+    let model = fixture("arch/llama.gguf");
+    let mut request = Request::new(vec![1]).max_tokens(5).ignore_eos();
+    request.sampler = SamplerOptions::most_demanding();
+    block_on(async {
+        let any = open(&model, small_settings(&model)).await.unwrap();
+        let mut stream = any.generate(request.clone()).await.unwrap();
+        assert!(stream.next().await.unwrap().is_ok());
+        let mut planned = small_settings(&model);
+        planned.sampler = Some(SamplerOptions::default());
+        let frugal = open(&model, planned).await.unwrap();
+        let mut stream = frugal.generate(request).await.unwrap();
+        let error = stream.next().await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::SamplerTooLarge { .. }), "{error}");
+        assert_eq!(answer(&frugal, 5).await.unwrap().len(), 5);
     });
 }
 

@@ -83,6 +83,36 @@ impl Candidates {
         self.buffer.truncate(count.max(1));
     }
 
+    /// Drops the first `count` candidates, but leaves one.
+    pub(super) fn drop_first(&mut self, count: usize) {
+        let count = count.min(self.buffer.len().saturating_sub(1));
+        self.buffer.drain(..count);
+    }
+
+    /// Keeps the first of the candidates in the order of `key`, as many as `count` says
+    /// of them in that order; at least one.
+    pub(super) fn keep_by(
+        &mut self,
+        key: impl Fn(Candidate) -> f64,
+        count: impl FnOnce(&[Candidate]) -> usize,
+    ) {
+        self.buffer.sort_unstable_by(|left, right| {
+            let by_key = key(*left).total_cmp(&key(*right));
+            by_key.then(left.order(right))
+        });
+        let count = count(&self.buffer);
+        self.truncate(count);
+        self.buffer.sort_unstable_by(Candidate::order);
+    }
+
+    /// Replaces every logit.
+    pub(super) fn map(&mut self, logit: impl Fn(Candidate) -> f32) {
+        for candidate in &mut self.buffer {
+            *candidate = Candidate::new(candidate.id, logit(*candidate));
+        }
+        self.buffer.sort_unstable_by(Candidate::order);
+    }
+
     /// The candidates, likeliest first.
     pub(super) fn as_slice(&self) -> &[Candidate] {
         &self.buffer

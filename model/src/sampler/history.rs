@@ -1,75 +1,122 @@
-//! The recent tokens, and the penalty on their repetition.
+//! The recent tokens, and the penalties on using them again.
 
-/// A ring of recent tokens with one bit per token of the vocabulary, so that asking
-/// whether a token is recent costs nothing.
+/// The latest tokens of a sequence.
 #[derive(Debug)]
 pub(super) struct History {
     recent: Vec<u32>,
     length_max: usize,
     oldest: usize,
-    bits: Vec<u64>,
-    penalty: f32,
 }
 
 impl History {
-    /// An empty history. Without a penalty it stays empty.
-    pub(super) fn new(penalty: f32, length_max: usize, vocabulary_size: usize) -> Self {
-        let is_used = penalty != 1.0 && length_max > 0;
-        let length_max = if is_used { length_max } else { 0 };
-        let words = if is_used {
-            vocabulary_size.div_ceil(64)
-        } else {
-            0
-        };
+    /// An empty history of up to `length_max` tokens.
+    pub(super) fn new(length_max: usize) -> Self {
         Self {
             recent: Vec::with_capacity(length_max),
             length_max,
             oldest: 0,
-            bits: vec![0; words],
-            penalty,
         }
     }
 
     /// Adds a token; the oldest one is forgotten.
     pub(super) fn push(&mut self, id: u32) {
-        if self.length_max == 0 {
-            return;
-        }
         if self.recent.len() < self.length_max {
             self.recent.push(id);
-        } else {
-            let forgotten = std::mem::replace(&mut self.recent[self.oldest], id);
+        } else if self.length_max > 0 {
+            self.recent[self.oldest] = id;
             self.oldest = (self.oldest + 1) % self.length_max;
-            if !self.recent.contains(&forgotten) {
-                self.set_bit(forgotten, false);
-            }
-        }
-        self.set_bit(id, true);
-    }
-
-    fn set_bit(&mut self, id: u32, value: bool) {
-        if let Some(word) = self.bits.get_mut(id as usize / 64) {
-            let mask = 1 << (id % 64);
-            *word = if value { *word | mask } else { *word & !mask };
         }
     }
 
-    /// The logit of a token after the penalty.
-    #[inline]
-    pub(super) fn penalised(&self, id: u32, logit: f32) -> f32 {
-        let word = self.bits.get(id as usize / 64).copied().unwrap_or(0);
-        if word >> (id % 64) & 1 == 0 {
-            logit
-        } else if logit <= 0.0 {
-            logit * self.penalty
-        } else {
-            logit / self.penalty
-        }
+    /// The number of tokens.
+    pub(super) fn len(&self) -> usize {
+        self.recent.len()
+    }
+
+    /// The token `back` places before the latest, which must exist.
+    pub(super) fn back(&self, back: usize) -> u32 {
+        let length = self.recent.len();
+        self.recent[(self.oldest + length - 1 - back) % length]
     }
 
     /// Heap bytes held.
     pub(super) fn heap_bytes(&self) -> usize {
-        self.recent.capacity() * size_of::<u32>() + self.bits.capacity() * size_of::<u64>()
+        self.recent.capacity() * size_of::<u32>()
+    }
+}
+
+/// How often each recent token occurs, and what that costs: the repetition penalty of
+/// CTRL (arXiv:1909.05858), and the presence and frequency penalties as OpenAI's API
+/// defines them. In llama.cpp's order the first one is applied first.
+#[derive(Debug)]
+pub(super) struct Penalties {
+    /// By id; no count is 0.
+    counts: Vec<(u32, u32)>,
+    last_n: usize,
+    repeat: f32,
+    presence: f32,
+    frequency: f32,
+}
+
+impl Penalties {
+    /// No tokens yet; the latest `last_n` will count.
+    pub(super) fn new(last_n: usize, repeat: f32, presence: f32, frequency: f32) -> Self {
+        Self {
+            // One more, for the moment between a new token and an old one.
+            counts: Vec::with_capacity(if last_n > 0 { last_n + 1 } else { 0 }),
+            last_n,
+            repeat,
+            presence,
+            frequency,
+        }
+    }
+
+    /// Counts a token that is about to enter `history`, and forgets the one that is
+    /// then too old.
+    pub(super) fn push(&mut self, id: u32, history: &History) {
+        if self.last_n == 0 {
+            return;
+        }
+        match self.place(id) {
+            Ok(index) => self.counts[index].1 += 1,
+            Err(index) => self.counts.insert(index, (id, 1)),
+        }
+        if history.len() < self.last_n {
+            return;
+        }
+        if let Ok(index) = self.place(history.back(self.last_n - 1)) {
+            self.counts[index].1 -= 1;
+            if self.counts[index].1 == 0 {
+                self.counts.remove(index);
+            }
+        }
+    }
+
+    fn place(&self, id: u32) -> Result<usize, usize> {
+        self.counts.binary_search_by_key(&id, |count| count.0)
+    }
+
+    /// The tokens that the penalties concern.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> {
+        self.counts.iter().map(|count| count.0)
+    }
+
+    /// The logit of a token after the penalties.
+    pub(super) fn penalised(&self, id: u32, logit: f32) -> f32 {
+        let Ok(index) = self.place(id) else {
+            return logit;
+        };
+        let repeated = if logit <= 0.0 {
+            logit * self.repeat
+        } else {
+            logit / self.repeat
+        };
+        repeated - self.counts[index].1 as f32 * self.frequency - self.presence
+    }
+
+    /// Heap bytes held.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.counts.capacity() * size_of::<(u32, u32)>()
     }
 }
 
@@ -77,31 +124,47 @@ impl History {
 mod tests {
     use super::*;
 
+    fn after(ids: &[u32], mut penalties: Penalties) -> Penalties {
+        let mut history = History::new(penalties.last_n);
+        for &id in ids {
+            penalties.push(id, &history);
+            history.push(id);
+        }
+        penalties
+    }
+
     #[test]
     fn recent_tokens_lose_likelihood_whatever_the_sign() {
-        let mut history = History::new(2.0, 4, 10);
-        history.push(3);
-        assert_eq!(history.penalised(3, 4.0), 2.0);
-        assert_eq!(history.penalised(3, -4.0), -8.0);
-        assert_eq!(history.penalised(4, 4.0), 4.0);
+        let penalties = after(&[3], Penalties::new(4, 2.0, 0.0, 0.0));
+        assert_eq!(penalties.penalised(3, 4.0), 2.0);
+        assert_eq!(penalties.penalised(3, -4.0), -8.0);
+        assert_eq!(penalties.penalised(4, 4.0), 4.0);
+    }
+
+    #[test]
+    fn presence_counts_once_and_frequency_each_time() {
+        let penalties = after(&[3, 5, 3, 3], Penalties::new(8, 2.0, 0.25, 0.5));
+        assert_eq!(penalties.penalised(3, 4.0), 2.0 - 3.0 * 0.5 - 0.25);
+        assert_eq!(penalties.penalised(5, -1.0), -2.0 - 0.5 - 0.25);
     }
 
     #[test]
     fn a_token_is_forgotten_when_its_last_occurrence_is() {
-        let mut history = History::new(2.0, 2, 10);
-        for id in [1, 1, 2] {
-            history.push(id);
-        }
-        assert_eq!(history.penalised(1, 4.0), 2.0);
-        history.push(3);
-        assert_eq!(history.penalised(1, 4.0), 4.0);
-        assert_eq!(history.penalised(2, 4.0), 2.0);
+        let penalties = |ids| after(ids, Penalties::new(2, 2.0, 0.0, 0.0));
+        assert_eq!(penalties(&[1, 1, 2]).penalised(1, 4.0), 2.0);
+        assert_eq!(penalties(&[1, 1, 2, 3]).penalised(1, 4.0), 4.0);
+        assert_eq!(penalties(&[1, 1, 2, 3]).penalised(2, 4.0), 2.0);
     }
 
     #[test]
-    fn ids_outside_the_vocabulary_are_ignored() {
-        let mut history = History::new(2.0, 2, 10);
-        history.push(u32::MAX);
-        assert_eq!(history.penalised(u32::MAX, 4.0), 4.0);
+    fn the_history_counts_back_from_the_latest() {
+        let mut history = History::new(3);
+        for id in 0..8 {
+            history.push(id);
+        }
+        assert_eq!([0, 1, 2].map(|back| history.back(back)), [7, 6, 5]);
+        let mut none = History::new(0);
+        none.push(1);
+        assert_eq!(none.len(), 0);
     }
 }

@@ -9,7 +9,7 @@ use super::byte_alphabet;
 use super::error::{TokenizerError, TokenizerWarning};
 use super::merge_table::MergeTable;
 use super::pre_tokenizer::PreTokenizer;
-use super::symbol_chain::{Join, NONE, SymbolChain, missing_bytes};
+use super::symbol_chain::{NONE, SymbolChain, missing_bytes};
 use super::vocabulary::Vocabulary;
 
 /// The encoder of the `gpt2` family.
@@ -76,15 +76,16 @@ impl BytePair {
         for (start, &byte) in (0u32..).zip(word) {
             chain.push(self.byte_tokens[usize::from(byte)], start, 1);
         }
-        chain.join_all(|left, right| {
-            let merge = self.merges.get(left.token, right.token)?;
-            Some(Join {
-                priority: !merge.rank,
-                token: merge.token,
-            })
-        });
+        chain.join_all(|left, right| self.merges.join(left, right));
         let found = chain.iter().map(|symbol| symbol.token);
         tokens.extend(found.filter(|&token| token != NONE));
+    }
+
+    /// Appends the tokens of bytes that are not UTF-8.
+    pub(super) fn encode_bytes(&self, bytes: &[u8], tokens: &mut Vec<u32>) {
+        for &byte in bytes {
+            self.push_byte(byte, tokens);
+        }
     }
 
     fn push_byte(&self, byte: u8, tokens: &mut Vec<u32>) {

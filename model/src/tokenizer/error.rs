@@ -63,6 +63,12 @@ pub enum TokenizerError {
         /// Its text.
         rule: String,
     },
+    /// The table of replacements of a `t5` vocabulary is broken.
+    #[error("`tokenizer.ggml.precompiled_charsmap` holds {reason}, expected SentencePiece's table")]
+    Charsmap {
+        /// What is wrong.
+        reason: String,
+    },
     /// An expression of the pre-tokenizer does not compile.
     #[error("expression of the pre-tokenizer `{pre}` does not compile: {reason}")]
     Expression {

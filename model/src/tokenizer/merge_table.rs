@@ -7,17 +7,18 @@
 use emel_loader::gguf::{Metadata, StringTable};
 
 use super::error::{TokenizerError, TokenizerWarning};
+use super::symbol_chain::{Join, Symbol};
 use super::vocabulary::{Vocabulary, take_strings};
 
 const MERGES: &str = "tokenizer.ggml.merges";
 
 /// What two tokens become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Merge {
+struct Merge {
     /// Its place among the rules; lower merges first.
-    pub(super) rank: u32,
+    rank: u32,
     /// The token the two become.
-    pub(super) token: u32,
+    token: u32,
 }
 
 /// All rules, by the ids of their parts.
@@ -82,8 +83,17 @@ impl MergeTable {
         }
     }
 
+    /// How two neighbours join: those of the lowest rank first.
+    pub(super) fn join(&self, left: &Symbol, right: &Symbol) -> Option<Join> {
+        let merge = self.get(left.token, right.token)?;
+        Some(Join {
+            priority: !merge.rank,
+            token: merge.token,
+        })
+    }
+
     /// What `left` followed by `right` becomes.
-    pub(super) fn get(&self, left: u32, right: u32) -> Option<Merge> {
+    fn get(&self, left: u32, right: u32) -> Option<Merge> {
         let left = left as usize;
         let end = *self.starts.get(left.checked_add(1)?)? as usize;
         let start = self.starts[left] as usize;

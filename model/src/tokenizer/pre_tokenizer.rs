@@ -33,7 +33,18 @@ const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
+/// Letters with case, of the Unicode version that the model was made with.
+const DEEPSEEK_LETTERS: &str = "\\s?[A-Za-z\u{B5}\u{C0}-\u{D6}\u{D8}-\u{F6}\u{F8}-\u{1BA}\u{1BC}-\u{1BF}\u{1C4}-\u{293}\u{295}-\u{2AF}\u{370}-\u{373}\u{376}\u{377}\u{37B}-\u{37D}\u{37F}\u{386}\u{388}-\u{38A}\u{38C}\u{38E}-\u{3A1}\u{3A3}-\u{3F5}\u{3F7}-\u{481}\u{48A}-\u{52F}\u{531}-\u{556}\u{10A0}-\u{10C5}\u{13A0}-\u{13F5}\u{13F8}-\u{13FD}\u{1C90}-\u{1CBA}\u{1CBD}-\u{1CBF}\u{1D00}-\u{1D2B}\u{1D6B}-\u{1D77}\u{1D79}-\u{1D9A}\u{1E00}-\u{1F15}\u{1F18}-\u{1F1D}\u{1F20}-\u{1F45}\u{1F48}-\u{1F4D}\u{1F50}-\u{1F57}\u{1F59}\u{1F5B}\u{1F5D}\u{1F5F}-\u{1F7D}\u{1F80}-\u{1FB4}\u{1FB6}-\u{1FBC}\u{1FBE}\u{1FC2}-\u{1FC4}\u{1FC6}-\u{1FCC}\u{1FD0}-\u{1FD3}\u{1FD6}-\u{1FDB}\u{1FE0}-\u{1FEC}\u{1FF2}-\u{1FF4}\u{1FF6}-\u{1FFC}\u{2102}\u{2107}\u{210A}-\u{2113}\u{2115}\u{2119}-\u{211D}\u{2124}\u{2126}\u{2128}\u{212A}-\u{212D}\u{212F}-\u{2134}\u{2139}\u{213C}-\u{213F}\u{2145}-\u{2149}\u{214E}\u{2183}\u{2184}\u{2C00}-\u{2C7B}\u{2C7E}-\u{2CE4}\u{2CEB}-\u{2CEE}\u{2CF2}\u{2CF3}\u{A640}-\u{A66D}\u{A680}-\u{A69B}\u{A722}-\u{A76F}\u{A771}-\u{A787}\u{A78B}-\u{A78E}\u{AB70}-\u{ABBF}\u{FB00}-\u{FB06}\u{FB13}-\u{FB17}\u{FF21}-\u{FF3A}\u{FF41}-\u{FF5A}\u{10400}-\u{1044F}\u{104B0}-\u{104D3}\u{104D8}-\u{104FB}\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}\u{118A0}-\u{118DF}\u{1E900}-\u{1E943}]+";
+const KIMI: &str = r"\p{Han}+|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]*[[\p{Ll}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]+[[\p{Ll}\p{Lm}\p{Lo}\p{M}]&&[^\p{Han}]]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const YOUTU: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BAILING: &str = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+const SEED_CODER: &str = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+
 /// The first row is the fallback.
+///
+/// Where llama.cpp approximates an expression that its own engine lacks (classes of
+/// case and marks in `gpt-4o`, `tekken` and `kimi-k2`), the model's own stands here.
 const ROWS: &[Row] = &[
     Row {
         names: &["default"],
@@ -54,6 +65,14 @@ const ROWS: &[Row] = &[
             "gigachat",
             "mellum",
             "a.x-4.0",
+            "modern-bert",
+            "roberta-bpe",
+            "jina-es",
+            "jina-de",
+            "jina-v1-en",
+            "jina-v2-es",
+            "jina-v2-de",
+            "jina-v2-code",
         ],
         passes: &[GPT2],
         ignores_merges: false,
@@ -84,6 +103,7 @@ const ROWS: &[Row] = &[
             "pixtral",
             "midm-2.0",
             "lfm2",
+            "jina-v5-nano",
         ],
         passes: &[LLAMA3],
         ignores_merges: true,
@@ -105,6 +125,7 @@ const ROWS: &[Row] = &[
             "solar-open",
             "grok-2",
             "kormo",
+            "f2llmv2",
         ],
         passes: &[QWEN2],
         ignores_merges: false,
@@ -117,7 +138,7 @@ const ROWS: &[Row] = &[
         adds_bos: false,
     },
     Row {
-        names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"],
+        names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
         passes: &[GPT4O],
         ignores_merges: false,
         adds_bos: false,
@@ -129,7 +150,7 @@ const ROWS: &[Row] = &[
         adds_bos: true,
     },
     Row {
-        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         passes: &[r"\p{N}{1,3}", "[一-龥\u{3040}-ゟ゠-ヿ]+", DEEPSEEK3],
         ignores_merges: false,
         adds_bos: false,
@@ -143,6 +164,64 @@ const ROWS: &[Row] = &[
             "[一-龥\u{800}-一가-\u{d7ff}]+",
             r"\p{N}",
         ],
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    Row {
+        names: &["deepseek-llm"],
+        passes: &[
+            r"[\r\n]",
+            DEEPSEEK_LETTERS,
+            "\\s?[!-/:-~\u{FF01}-\u{FF0F}\u{FF1A}-\u{FF5E}\u{2018}-\u{201F}\u{3000}-\u{3002}]+",
+            r"\s+$",
+            "[一-龥\u{800}-一가-\u{d7ff}]+",
+            r"\p{N}+",
+        ],
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    Row {
+        names: &["kimi-k2"],
+        passes: &[KIMI],
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    Row {
+        names: &["youtu"],
+        passes: &[
+            "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，\u{3001}-\u{303F}\u{FE30}-\u{FE4F}]+|[\u{3105}-\u{312F}]+|[一-龥\u{3040}-ゟ゠-ヿ]+",
+            YOUTU,
+        ],
+        ignores_merges: true,
+        adds_bos: false,
+    },
+    Row {
+        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
+        passes: &[BAILING],
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    Row {
+        names: &["seed-coder"],
+        passes: &[SEED_CODER],
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    Row {
+        names: &["minicpm5"],
+        passes: &[r"\p{N}{1,3}", LLAMA3],
+        ignores_merges: true,
+        adds_bos: false,
+    },
+    Row {
+        names: &["bloom", "poro-chat", "gpt3-finnish"],
+        passes: &[BLOOM],
+        ignores_merges: false,
+        adds_bos: false,
+    },
+    Row {
+        names: &["viking"],
+        passes: &[BLOOM, r"\p{N}"],
         ignores_merges: false,
         adds_bos: false,
     },
@@ -353,6 +432,49 @@ mod tests {
             words("gpt-4o", "CamelCase HTTPServer"),
             ["Camel", "Case", " HTTPServer"]
         );
+    }
+
+    #[test]
+    fn kimi_keeps_chinese_apart_and_changes_case_once() {
+        assert_eq!(
+            words("kimi-k2", "用getUserName查12345"),
+            ["用", "get", "User", "Name", "查", "123", "45"]
+        );
+    }
+
+    #[test]
+    fn deepseek_llm_cuts_lines_letters_punctuation_and_numbers() {
+        assert_eq!(
+            words("deepseek-llm", "Hi, world 2024!\n中文 Öl  "),
+            [
+                "Hi", ",", " world", " ", "2024", "!", "\n", "中文", " Ö", "l", "  "
+            ]
+        );
+    }
+
+    #[test]
+    fn every_row_takes_time_in_proportion_to_the_text() {
+        let units = [
+            "a", "A", " ", "\n", "1", "é", "\u{301}", "日", "'s", " \n", "aB1 ", "!", "( ",
+        ];
+        for row in ROWS {
+            let pre_tokenizer = PreTokenizer::compile(row).unwrap();
+            for unit in units {
+                let time = |bytes: usize| {
+                    let text = unit.repeat(bytes / unit.len());
+                    let started = std::time::Instant::now();
+                    pre_tokenizer.split(&text);
+                    started.elapsed().as_secs_f64()
+                };
+                // Quadratic work would take a hundred times as long, not ten.
+                let (short, long) = (time(100_000), time(1_000_000));
+                let name = row.names[0];
+                assert!(
+                    long < 40.0 * short.max(0.02),
+                    "{name} {unit:?}: {short} s and {long} s"
+                );
+            }
+        }
     }
 
     #[test]

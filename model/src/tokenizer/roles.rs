@@ -13,6 +13,12 @@ const EOS: &str = "tokenizer.ggml.eos_token_id";
 const END_OF_TURN: &str = "tokenizer.ggml.eot_token_id";
 const END_OF_MESSAGE: &str = "tokenizer.ggml.eom_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
+/// The key's spelling in files, and the right one.
+const SEPARATOR: [&str; 2] = [
+    "tokenizer.ggml.seperator_token_id",
+    "tokenizer.ggml.separator_token_id",
+];
+const CLASS: &str = "tokenizer.ggml.cls_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 
@@ -133,8 +139,13 @@ pub(super) struct RoleDefaults {
     pub(super) eos: Option<u32>,
     /// What the vocabulary cannot express.
     pub(super) unknown: Option<u32>,
+    /// The end of a text that is classified rather than continued; it is added to
+    /// every one.
+    pub(super) separator: Option<u32>,
     /// Whether texts begin with the BOS token.
     pub(super) adds_bos: bool,
+    /// Whether texts end with the EOS token.
+    pub(super) adds_eos: bool,
 }
 
 /// The tokens with a job.
@@ -146,11 +157,14 @@ pub(super) struct Roles {
     pub(super) eos: Option<u32>,
     /// What the vocabulary cannot express.
     pub(super) unknown: Option<u32>,
+    /// Ends every text, in families that have such a token.
+    pub(super) separator: Option<u32>,
     /// Whether texts begin with the BOS token.
     pub(super) adds_bos: bool,
     /// Whether texts end with the EOS token.
     pub(super) adds_eos: bool,
-    ending: Vec<u32>,
+    /// What ends a generation, in order.
+    pub(super) ending: Vec<u32>,
 }
 
 impl Roles {
@@ -165,12 +179,17 @@ impl Roles {
             let valid = default.filter(|&id| (id as usize) < vocabulary.len());
             Ok::<_, TokenizerError>(token_id(metadata, key, vocabulary)?.or(valid))
         };
-        let bos = named(BOS, defaults.bos)?;
+        let mut separator = None;
+        if defaults.separator.is_some() {
+            separator = named(SEPARATOR[0], None)?;
+            separator = separator.or(named(SEPARATOR[1], defaults.separator)?);
+        }
+        let bos = named(BOS, named(CLASS, defaults.bos)?)?;
         let eos = named(EOS, defaults.eos)?;
         let unknown = named(UNKNOWN, defaults.unknown)?;
         let by_id = [eos, named(END_OF_TURN, None)?, named(END_OF_MESSAGE, None)?];
         let adds_bos = adds(metadata, ADD_BOS, BOS, bos, defaults.adds_bos)?;
-        let adds_eos = adds(metadata, ADD_EOS, EOS, eos, false)?;
+        let adds_eos = adds(metadata, ADD_EOS, EOS, eos, defaults.adds_eos)?;
         let mut ending = find_ending(metadata, vocabulary)?;
         ending.extend(by_id.into_iter().flatten());
         relabel_channels(vocabulary, &mut ending);
@@ -181,6 +200,7 @@ impl Roles {
             bos,
             eos,
             unknown,
+            separator,
             adds_bos,
             adds_eos,
             ending,

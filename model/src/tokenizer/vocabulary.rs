@@ -63,10 +63,11 @@ pub(super) struct Vocabulary {
 
 impl Vocabulary {
     /// Takes the tokens, their kinds and, if asked for, their scores out of
-    /// `metadata`.
+    /// `metadata`; `unescape` makes the texts what they stand for.
     pub(super) fn take(
         metadata: &mut Metadata,
         with_scores: bool,
+        unescape: impl FnOnce(StringTable) -> StringTable,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self, TokenizerError> {
         let texts = Metadata::required(
@@ -74,6 +75,7 @@ impl Vocabulary {
             TOKENS,
             "an array of strings",
         )?;
+        let texts = unescape(texts);
         let maximum = u32::MAX as usize - 1;
         if texts.is_empty() || texts.len() > maximum {
             let found = texts.len();
@@ -206,6 +208,7 @@ fn take_scores(metadata: &mut Metadata, tokens: usize) -> Result<Vec<f32>, Token
         }
     };
     check_length(SCORES, scores.len(), tokens)?;
+    scores.truncate(tokens);
     scores.shrink_to_fit();
     Ok(scores)
 }
@@ -215,14 +218,17 @@ fn take_kinds(metadata: &mut Metadata, tokens: usize) -> Result<Vec<TokenKind>, 
         return Ok(vec![TokenKind::Normal; tokens]);
     };
     check_length(KINDS, numbers.len(), tokens)?;
-    let kinds = numbers.iter().map(|&number| TokenKind::from_number(number));
+    let numbers = numbers[..tokens].iter();
+    let kinds = numbers.map(|&number| TokenKind::from_number(number));
     let kinds = kinds.collect();
     metadata.remove(KINDS);
     Ok(kinds)
 }
 
+/// Longer arrays are tolerated, as in llama.cpp: what is behind the last token is not
+/// looked at.
 fn check_length(key: &'static str, found: usize, expected: usize) -> Result<(), TokenizerError> {
-    if found == expected {
+    if found >= expected {
         return Ok(());
     }
     Err(TokenizerError::Length {

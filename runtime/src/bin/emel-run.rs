@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Parser;
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
+use emel::cli::sampling::SamplingOptions;
 use emel::cli::{self, ModelOptions, TextSource};
-use emel::{Error, Prompt, Request, SamplerOptions, Usage};
+use emel::{Prompt, Request, Usage};
 
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The continuation goes to standard output, everything else to
@@ -32,68 +32,6 @@ struct Options {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
-    /// Temperature; 0 always takes the most probable token
-    #[arg(
-        long,
-        value_name = "X",
-        default_value_t = 0.8,
-        allow_negative_numbers = true
-    )]
-    temp: f32,
-
-    /// Sample from the K most probable tokens; 0 for all
-    #[arg(
-        long,
-        value_name = "K",
-        allow_negative_numbers = true,
-        default_value_t = 40
-    )]
-    top_k: usize,
-
-    /// Sample from the fewest tokens whose probability sums to P; 1 for all
-    #[arg(
-        long,
-        value_name = "P",
-        allow_negative_numbers = true,
-        default_value_t = 0.95
-    )]
-    top_p: f32,
-
-    /// Sample from tokens at least P times as probable as the best; 0 for all
-    #[arg(
-        long,
-        value_name = "P",
-        allow_negative_numbers = true,
-        default_value_t = 0.05
-    )]
-    min_p: f32,
-
-    /// Penalty for repeated tokens; 1 for none
-    #[arg(
-        long,
-        value_name = "X",
-        allow_negative_numbers = true,
-        default_value_t = 1.0
-    )]
-    repeat_penalty: f32,
-
-    /// Tokens that the repeat penalty looks back on
-    #[arg(
-        long,
-        value_name = "N",
-        allow_negative_numbers = true,
-        default_value_t = 64
-    )]
-    repeat_last_n: usize,
-
-    /// Seed of the random numbers [default: another each time]
-    #[arg(short, long, value_name = "S", allow_negative_numbers = true)]
-    seed: Option<u64>,
-
-    /// Go on after an end-of-generation token
-    #[arg(long)]
-    ignore_eos: bool,
-
     /// Print statistics to standard error
     #[arg(long)]
     stats: bool,
@@ -101,6 +39,9 @@ struct Options {
     /// Write statistics to a JSON file
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
+
+    #[command(flatten)]
+    sampling: SamplingOptions,
 }
 
 fn main() -> ExitCode {
@@ -108,10 +49,11 @@ fn main() -> ExitCode {
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {
-    let sampler = sampler(&options)?;
+    let mut sampler = options.sampling.sampler()?;
     let text = options.text.read()?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
+    settings.sampler = Some(sampler.clone());
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     // Whatever can be refused is refused here: loading may take minutes.
     let ids = blueprint.prompt_ids(Prompt::Text(text))?;
@@ -120,11 +62,13 @@ async fn run(options: Options) -> anyhow::Result<()> {
         .as_deref()
         .map(|path| cli::create_output(path, &blueprint.catalog, "statistics"))
         .transpose()?;
+    let sampling = &options.sampling;
+    sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
     let engine = cli::start(blueprint).await?;
 
     let mut request = Request::new(ids).sampler(sampler);
     request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
-    request.ignore_eos = options.ignore_eos;
+    request.ignore_eos = sampling.ignore_eos;
     let spinner = cli::spinner("reading the prompt");
     let mut stream = engine.generate(request).await?;
     while let Some(token) = stream.next().await {
@@ -146,37 +90,6 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn sampler(options: &Options) -> Result<SamplerOptions, Error> {
-    let sampler = SamplerOptions {
-        temperature: options.temp,
-        top_k: options.top_k,
-        top_p: options.top_p,
-        min_p: options.min_p,
-        repeat_penalty: options.repeat_penalty,
-        repeat_last_n: options.repeat_last_n,
-        seed: options.seed.unwrap_or_else(seed_from_clock),
-    };
-    // Named as the command spells them.
-    sampler.check().map_err(|error| Error::Setting {
-        setting: match error.option {
-            "temperature" => "--temp",
-            "top_p" => "--top-p",
-            "min_p" => "--min-p",
-            "repeat_penalty" => "--repeat-penalty",
-            other => other,
-        },
-        found: error.found.to_string(),
-        expected: error.expected.to_owned(),
-    })?;
-    Ok(sampler)
-}
-
-fn seed_from_clock() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |time| time.as_nanos() as u64)
-}
-
 fn print_statistics(usage: &Usage) {
     let size = in_binary_units;
     cli::tell(&format!(
@@ -187,6 +100,7 @@ fn print_statistics(usage: &Usage) {
         "answer:  {} tokens, {:.1} tokens/s",
         usage.generated_tokens, usage.decode_tokens_per_second
     ));
+    cli::tell(&format!("sampler: seed {}", usage.seed));
     cli::tell(&format!(
         "reading: {} in all, {} per token, {} ({}direct, {}registered buffers)",
         size(usage.bytes_read),

@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::{self, ModelOptions, TextSource};
-use emel::{Error, Prompt};
+use emel::{Prompt, SamplerOptions};
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{ROW_SLOTS, held_bytes};
 use emel_model::sampler::{log_probability, top_log_probabilities};
@@ -93,6 +93,10 @@ struct EvalOptions {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct EvalSource {
+    /// The text; special tokens in it, such as <|im_end|>, are recognised
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+
     /// A file that holds the text; - reads standard input
     #[arg(short, long, value_name = "TEXTFILE")]
     file: Option<PathBuf>,
@@ -142,6 +146,7 @@ struct PlanItem {
 fn plan(options: &PlanOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
+    settings.sampler = Some(SamplerOptions::default());
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     blueprint.notices.iter().for_each(|text| cli::notice(text));
     let report = plan_report(&blueprint);
@@ -281,22 +286,21 @@ impl Scores {
 
 async fn eval(options: EvalOptions) -> anyhow::Result<()> {
     let model = &options.model.model;
-    let ids = match (&options.source.tokens, &options.source.file) {
-        (Some(ids), _) => ids.clone(),
-        (None, Some(path)) => {
-            tokenizer(model)?.encode(&cli::read_text(path)?, EncodeOptions::PROMPT)
-        }
-        // clap sees to it that one of the two is given.
-        (None, None) => Vec::new(),
+    let EvalSource {
+        prompt,
+        file,
+        tokens,
+    } = &options.source;
+    let prompt = match (prompt, file, tokens) {
+        (Some(text), ..) => Prompt::Text(text.clone()),
+        (_, Some(path), _) => Prompt::Text(cli::read_text(path)?),
+        // clap sees to it that one of the three is given.
+        (.., ids) => Prompt::Tokens(ids.clone().unwrap_or_default()),
     };
-    if ids.is_empty() {
-        return Err(Error::PromptEmpty.into());
-    }
     let mut settings = options.model.settings();
-    settings.context = Some(ids.len());
     settings.all_logits = true;
-    let blueprint = Blueprint::new(model, settings)?;
-    let ids = blueprint.prompt_ids(Prompt::Tokens(ids))?;
+    settings.sampler = Some(SamplerOptions::default());
+    let (blueprint, ids) = Blueprint::for_prompt(model, settings, prompt)?;
     let logits = options
         .logits
         .as_deref()
@@ -347,8 +351,9 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
     }
     writeln!(
         output,
-        "{} tokens, mean negative log-likelihood {:.6}, perplexity {:.4}",
+        "{} tokens, {} scored: mean negative log-likelihood {:.6}, perplexity {:.4}",
         report.ids.len(),
+        report.ids.len() - 1,
         report.mean_nll,
         report.mean_nll.exp()
     )?;

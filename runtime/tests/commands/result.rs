@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, emel_run, gemma, llama, result, words};
+use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
 
 #[track_caller]
 fn json(output: Output) -> Value {
@@ -129,11 +129,13 @@ fn eval_scores_a_text_as_it_scores_its_tokens() {
     fs::write(&path, "hello").unwrap();
     let budget = ["--json", "--ram-budget", "64M"];
     let text = ["-f", path.to_str().unwrap()].into_iter().chain(budget);
+    let option = ["-p", "hello"].into_iter().chain(budget);
     let tokens = ["--tokens", "255,92,92,95"].into_iter().chain(budget);
-    assert_eq!(
-        json(emel("eval", &llama(), text)),
-        json(emel("eval", &llama(), tokens))
-    );
+    let expected = json(emel("eval", &llama(), tokens));
+    assert_eq!(json(emel("eval", &llama(), text)), expected);
+    assert_eq!(json(emel("eval", &llama(), option)), expected);
+    let told = result(emel("eval", &llama(), ["-p", "hello"]));
+    assert!(told.contains("4 tokens, 3 scored: mean"), "{told}");
 }
 
 #[test]
@@ -228,6 +230,57 @@ fn a_seed_repeats_a_text_and_no_seed_does_not() {
     assert_eq!(text("--seed 7"), text("--seed 7"));
     assert_ne!(text("--seed 7"), text("--seed 8"));
     assert_ne!(text(""), text(""));
+}
+
+#[test]
+fn the_seed_in_the_statistics_repeats_a_text() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("statistics.json");
+    let arguments = |options: &str| {
+        let arguments = words("-p hello -n 40 --temp 1.5").chain(words(options));
+        arguments.map(str::to_owned).collect::<Vec<String>>()
+    };
+    let options = format!("--stats --stats-json {}", path.display());
+    let first = emel_run(&llama(), arguments(&options));
+    let statistics: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let seed = statistics["seed"].as_u64().unwrap();
+    let told = String::from_utf8(first.stderr).unwrap();
+    assert!(told.contains(&format!("sampler: seed {seed}")), "{told}");
+    let again = emel_run(&llama(), arguments(&format!("--seed {seed}")));
+    assert_eq!(first.stdout, again.stdout);
+}
+
+#[test]
+fn samplers_of_all_kinds_draw_a_text() {
+    for options in [
+        "--typical 0.9 --top-nsigma 2 --xtc-probability 0.5 --xtc-threshold 0.01",
+        "--dry-multiplier 0.8 --dry-sequence-breaker none --repeat-last-n -1",
+        "--dry-multiplier 0.8 --dry-sequence-breaker . --dry-sequence-breaker \\n\\n",
+        "--presence-penalty 0.5 --frequency-penalty 0.5 --repeat-penalty 1.2",
+        "--dynatemp-range 0.5 --dynatemp-exp 2 --min-keep 3 --top-k 0",
+        "--mirostat 2 --mirostat-ent 3 --mirostat-lr 0.2",
+        "--samplers top_k;temperature --logit-bias 5-inf -l 6+2",
+        "--sampling-seq tpk --seed -1",
+    ] {
+        let arguments = words("-p hello -n 20 --ignore-eos --stats").chain(words(options));
+        let output = emel_run(&llama(), arguments);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{options}: {told}");
+        assert!(told.contains("answer:  20 tokens"), "{options}: {told}");
+    }
+}
+
+#[test]
+fn a_biased_token_is_always_or_never_drawn() {
+    let text = |bias: &str| {
+        let arguments = words("-p hello -n 8 --temp 0 --ignore-eos -l").chain([bias]);
+        result(emel_run(&llama(), arguments))
+    };
+    let always = text("70+1000");
+    assert!(!always.trim().is_empty());
+    assert_ne!(always, text("70-inf"));
+    let output = emel_run(&llama(), words("-p hello -l 99999999+1"));
+    refusal(output, 1, &["token id 99999999 is outside the vocabulary"]);
 }
 
 #[test]
