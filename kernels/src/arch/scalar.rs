@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 
-use super::{Routine, Simd};
+use super::{PANEL_ROWS, Panels, Routine, Simd};
 
 /// Plain Rust, on any CPU.
 #[derive(Clone, Copy, Debug)]
@@ -149,18 +149,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn splat_halves(self, low: f32, high: f32) -> [f32; 8] {
-        [low, low, low, low, high, high, high, high]
-    }
-
-    #[inline(always)]
     fn load_bytes(self, bytes: &[u8; 32]) -> [u8; 32] {
         *bytes
     }
 
     #[inline(always)]
-    fn load_signed(self, bytes: &[i8; 32]) -> [u8; 32] {
-        bytes.map(|byte| byte as u8)
+    fn store_bytes(self, bytes: [u8; 32], out: &mut [u8; 32]) {
+        *out = bytes;
     }
 
     #[inline(always)]
@@ -196,8 +191,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[i8; 16], bytes: [u8; 32]) -> [u8; 32] {
-        bytes.map(|byte| table[usize::from(byte & 15)] as u8)
+    fn look_up(self, table: &[u8; 16], bytes: [u8; 32]) -> [u8; 32] {
+        bytes.map(|byte| table[usize::from(byte & 15)])
+    }
+
+    #[inline(always)]
+    fn add_byte(self, bytes: [u8; 32], value: u8) -> [u8; 32] {
+        bytes.map(|byte| byte.wrapping_add(value))
     }
 
     #[inline(always)]
@@ -216,39 +216,92 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn subtract_byte(self, bytes: [u8; 32], value: u8) -> [u8; 32] {
-        bytes.map(|byte| byte.wrapping_sub(value))
-    }
-
-    #[inline(always)]
-    fn dot_unsigned(self, weights: [u8; 32], values: [u8; 32]) -> [f32; 8] {
-        std::array::from_fn(|lane| {
-            let quad = 4 * lane..4 * lane + 4;
-            let sum: i32 = quad
-                .map(|index| i32::from(weights[index]) * i32::from(values[index] as i8))
-                .sum();
-            sum as f32
-        })
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, weights: [u8; 32], values: [u8; 32]) -> [f32; 8] {
-        std::array::from_fn(|lane| {
-            let quad = 4 * lane..4 * lane + 4;
-            let sum: i32 = quad
-                .map(|index| i32::from(weights[index] as i8) * i32::from(values[index] as i8))
-                .sum();
-            sum as f32
-        })
-    }
-
-    #[inline(always)]
     fn narrow(self, lanes: [[f32; 8]; 4], out: &mut [i8; 32]) -> [i32; 2] {
         for (byte, lane) in out.iter_mut().zip(lanes.as_flattened()) {
             *byte = *lane as i8;
         }
         let sum = |half: &[i8]| half.iter().map(|&byte| i32::from(byte)).sum();
         [sum(&out[..16]), sum(&out[16..])]
+    }
+}
+
+impl Panels for Scalar {
+    type Rows = [f32; PANEL_ROWS];
+    type Counts = [i32; PANEL_ROWS];
+    type Quads = [[u8; 4]; PANEL_ROWS];
+    const MANY_REGISTERS: bool = false;
+
+    #[inline(always)]
+    fn load_rows(self, rows: &[f32; PANEL_ROWS]) -> Self::Rows {
+        *rows
+    }
+
+    #[inline(always)]
+    fn store_rows(self, rows: Self::Rows, out: &mut [f32; PANEL_ROWS]) {
+        *out = rows;
+    }
+
+    #[inline(always)]
+    fn splat_counts(self, value: i32) -> Self::Counts {
+        [value; PANEL_ROWS]
+    }
+
+    #[inline(always)]
+    fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> Self::Quads {
+        let (quads, _) = quads.as_chunks();
+        std::array::from_fn(|row| quads[row])
+    }
+
+    #[inline(always)]
+    fn dot_quads<const WIDE: bool>(
+        self,
+        counts: Self::Counts,
+        weights: Self::Quads,
+        values: &[i8; 4],
+    ) -> Self::Counts {
+        std::array::from_fn(|row| {
+            let pairs = weights[row].into_iter().zip(values);
+            let products = pairs.map(|(weight, value)| i32::from(weight) * i32::from(*value));
+            counts[row] + products.sum::<i32>()
+        })
+    }
+
+    #[inline(always)]
+    fn counts_as_rows(self, counts: Self::Counts) -> Self::Rows {
+        counts.map(|count| count as f32)
+    }
+
+    #[inline(always)]
+    fn scale_rows(self, rows: Self::Rows, scale: f32) -> Self::Rows {
+        rows.map(|row| row * scale)
+    }
+
+    #[inline(always)]
+    fn add_products(self, a: Self::Rows, b: Self::Rows, sums: Self::Rows) -> Self::Rows {
+        std::array::from_fn(|row| a[row].mul_add(b[row], sums[row]))
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, a: Self::Rows, scale: f32, sums: Self::Rows) -> Self::Rows {
+        std::array::from_fn(|row| a[row].mul_add(scale, sums[row]))
+    }
+
+    #[inline(always)]
+    fn interleave_bytes(self, rows: [&[u8; 32]; PANEL_ROWS], out: &mut [[u8; 4 * PANEL_ROWS]; 8]) {
+        for (quad, out) in out.iter_mut().enumerate() {
+            for (row, out) in rows.iter().zip(out.as_chunks_mut::<4>().0) {
+                *out = row.as_chunks::<4>().0[quad];
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn interleave_floats(self, rows: [&[f32; 8]; PANEL_ROWS], out: &mut [[f32; PANEL_ROWS]; 8]) {
+        for (index, out) in out.iter_mut().enumerate() {
+            for (row, out) in rows.iter().zip(out) {
+                *out = row[index];
+            }
+        }
     }
 }
 

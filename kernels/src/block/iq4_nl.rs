@@ -3,8 +3,7 @@
 //!
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are indices 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedWide, half_at, part, raised};
 use crate::arch::Simd;
 
 /// 32 weights in 18 bytes.
@@ -32,17 +31,16 @@ impl Block for IQ4NL {
 }
 
 impl QuantisedBlock for IQ4NL {
+    type Meaning = SignedWide;
+    const OFFSET_LOG2: u32 = 7;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let weights = simd.look_up(&STEPS, simd.load_nibbles(part(raw, 2)));
-        accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        for (group, raw) in blocks.iter().enumerate() {
+            out.scales[0][group] = simd.f16(*part(raw, 0));
+            let weights = simd.look_up(&RAISED_STEPS, simd.load_nibbles(part(raw, 2)));
+            simd.store_bytes(weights, &mut out.quants[group]);
+        }
     }
 }
 
@@ -50,3 +48,6 @@ impl QuantisedBlock for IQ4NL {
 pub(super) const STEPS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
+
+/// The steps, 128 higher.
+pub(super) const RAISED_STEPS: [u8; 16] = raised(STEPS, 128);

@@ -4,9 +4,8 @@
 //! 136 bytes: `d` (2), the upper two bits of the scales (2), the lower four (4, first group in the
 //! low nibble), then 16 bytes per group whose low nibbles are indices 0–15 and high nibbles 16–31.
 
-use super::iq4_nl::STEPS;
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::iq4_nl::{RAISED_STEPS, STEPS};
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedWide, half_at, part};
 use crate::arch::Simd;
 
 /// 256 weights in 136 bytes.
@@ -38,19 +37,16 @@ impl Block for IQ4XS {
 }
 
 impl QuantisedBlock for IQ4XS {
+    type Meaning = SignedWide;
+    const OFFSET_LOG2: u32 = 7;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scales = unpack_scales(simd.f16(*part(raw, 0)), part(raw, 2));
-        for (group, scale) in scales.into_iter().enumerate() {
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
+        out.scales[0] = unpack_scales(simd.f16(*part(raw, 0)), part(raw, 2));
+        for (group, quants) in out.quants.iter_mut().enumerate() {
             let nibbles = simd.load_nibbles(part(raw, 8 + 16 * group));
-            let weights = simd.look_up(&STEPS, nibbles);
-            accumulate_signed(simd, weights, scale, packs, group, sums);
+            simd.store_bytes(simd.look_up(&RAISED_STEPS, nibbles), quants);
         }
     }
 }

@@ -4,8 +4,8 @@
 //! gives its format's [`Block`] (size and exact dequantisation) and one of two ways to multiply:
 //!
 //! * [`FloatBlock`]: the weights are floats and meet `f32` activations directly;
-//! * [`QuantisedBlock`]: the weights are small integers and meet Q8 activations (see
-//!   `activations.rs`) in an integer dot product per group of 32, scaled into `f32` lanes.
+//! * [`QuantisedBlock`]: the weights are small integers, which a format unpacks to unsigned bytes
+//!   with their scales, and meet Q8 activations (see `activations.rs`) in integer dot products.
 //!
 //! The IQ1 to IQ3 formats, whose weights are indices into code books, share `coded.rs` and the
 //! tables of `code_books.rs`.
@@ -40,7 +40,6 @@ mod q8_0;
 mod tq1_0;
 mod tq2_0;
 
-use crate::activations::Q8Pack;
 use crate::arch::Simd;
 
 /// How a dot product wants the activations of a format's matrix.
@@ -79,84 +78,90 @@ pub(crate) trait FloatBlock: Block {
 
 /// A format whose weights meet Q8 activations. A block is 32 or 256 weights.
 pub(crate) trait QuantisedBlock: Block {
-    /// Adds one block of weights times the matching activations of `T` tokens into `sums`.
-    ///
-    /// `packs` hold 256 activations; a block of 32 meets group `group` of them, a block of 256
-    /// all (and `group` is 0). The weights are unpacked once for all tokens.
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    );
+    /// What unpacked bytes and scales stand for.
+    type Meaning: Meaning;
+    /// What is to be subtracted from an unpacked byte, as a power of two: its logarithm. Not used
+    /// by formats with a minimum.
+    const OFFSET_LOG2: u32 = 0;
+    /// Unpacks up to 256 consecutive weights of a row: one block of 256, or up to eight of 32.
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack);
+}
+
+/// 256 weights of one row, unpacked: eight groups of 32.
+#[derive(Clone, Copy)]
+#[repr(align(32))]
+pub(crate) struct RowPack {
+    /// Unsigned bytes.
+    pub(crate) quants: [[u8; 32]; 8],
+    /// Scale per group; of its second half too, if the format has one per 16.
+    pub(crate) scales: [[f32; 8]; 2],
+    /// Minimum per group, or per half, in formats that have one.
+    pub(crate) minima: [[f32; 8]; 2],
+}
+
+impl RowPack {
+    pub(crate) const ZERO: Self = Self {
+        quants: [[0; 32]; 8],
+        scales: [[0.0; 8]; 2],
+        minima: [[0.0; 8]; 2],
+    };
+}
+
+/// How a weight follows from its unpacked byte `q`, as constants that a kernel is compiled for.
+pub(crate) trait Meaning: 'static {
+    /// `w = scale · q + minimum` if set, else `w = scale · (q - 2^OFFSET_LOG2)`.
+    const HAS_MINIMUM: bool;
+    /// Scales and minima are per 16 weights rather than 32.
+    const HALVES: bool;
+    /// Bytes may be above 128.
+    const WIDE: bool;
+}
+
+/// Declares the meanings that formats have.
+macro_rules! meanings {
+    ($($name:ident: $minimum:literal, $halves:literal, $wide:literal, $documentation:literal;)*) => {$(
+        #[doc = $documentation]
+        pub(crate) enum $name {}
+
+        impl Meaning for $name {
+            const HAS_MINIMUM: bool = $minimum;
+            const HALVES: bool = $halves;
+            const WIDE: bool = $wide;
+        }
+    )*};
+}
+
+meanings! {
+    Signed: false, false, false, "An offset, a scale per 32.";
+    SignedWide: false, false, true, "An offset, a scale per 32, bytes of any value.";
+    SignedHalves: false, true, false, "An offset, a scale per 16.";
+    WithMinimum: true, false, false, "A scale and a minimum per 32.";
+    WithMinimumHalves: true, true, false, "A scale and a minimum per 16.";
 }
 
 /// The widest block of any format.
 pub(crate) const BLOCK_ELEMENTS_MAX: usize = 256;
 
-/// Adds 32 signed weights of one scale times the activations of group `group`.
+/// The four bit pairs of 32 bytes, lowest first.
 #[inline(always)]
-fn accumulate_signed<S: Simd, const T: usize>(
-    simd: S,
-    weights: S::Bytes,
-    scale: f32,
-    packs: [&Q8Pack; T],
-    group: usize,
-    sums: &mut [S::Floats; T],
-) {
-    for (pack, sum) in packs.into_iter().zip(sums) {
-        let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
-        *sum = simd.fused_multiply_add(dot, half_scales(simd, scale, pack, group), *sum);
-    }
+fn bit_pairs<S: Simd>(simd: S, bytes: S::Bytes) -> [S::Bytes; 4] {
+    [
+        simd.bits::<0>(bytes, 3),
+        simd.bits::<2>(bytes, 3),
+        simd.bits::<4>(bytes, 3),
+        simd.bits::<6>(bytes, 3),
+    ]
 }
 
-/// Adds 32 signed weights, of one scale per half, times the activations of group `group`.
-#[inline(always)]
-fn accumulate_signed_halves<S: Simd, const T: usize>(
-    simd: S,
-    weights: S::Bytes,
-    scales: [f32; 2],
-    packs: [&Q8Pack; T],
-    group: usize,
-    sums: &mut [S::Floats; T],
-) {
-    for (pack, sum) in packs.into_iter().zip(sums) {
-        // Weights 0–15 of a group fall into lanes 0–3, weights 16–31 into lanes 4–7.
-        let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
-        let [first, second] = [pack.scales[0][group], pack.scales[1][group]];
-        let product = simd.splat_halves(scales[0] * first, scales[1] * second);
-        *sum = simd.fused_multiply_add(dot, product, *sum);
+/// A table of signed values moved up by `offset`, so that none is negative.
+const fn raised(table: [i8; 16], offset: i16) -> [u8; 16] {
+    let mut raised = [0; 16];
+    let mut index = 0;
+    while index < 16 {
+        raised[index] = (table[index] as i16 + offset) as u8;
+        index += 1;
     }
-}
-
-/// `scale` times the two scales of a group of activations, each in the lanes of its half.
-#[inline(always)]
-fn half_scales<S: Simd>(simd: S, scale: f32, pack: &Q8Pack, group: usize) -> S::Floats {
-    let [first, second] = [pack.scales[0][group], pack.scales[1][group]];
-    simd.splat_halves(scale * first, scale * second)
-}
-
-/// Adds 32 unsigned weights of one scale and one minimum: `w = scale·q + minimum`.
-///
-/// The minimum's share, `minimum · Σx`, goes in equal parts to the eight lanes, which costs one
-/// fused operation and no second accumulator; an eighth is exact.
-#[inline(always)]
-fn accumulate_with_minimum<S: Simd, const T: usize>(
-    simd: S,
-    weights: S::Bytes,
-    [scale, minimum]: [f32; 2],
-    packs: [&Q8Pack; T],
-    group: usize,
-    sums: &mut [S::Floats; T],
-) {
-    let eighth = simd.splat(minimum * 0.125);
-    for (pack, sum) in packs.into_iter().zip(sums) {
-        let dot = simd.dot_unsigned(weights, simd.load_signed(&pack.quants[group]));
-        let scale = half_scales(simd, scale, pack, group);
-        let with_minimum = simd.fused_multiply_add(eighth, simd.splat(pack.sums[group]), *sum);
-        *sum = simd.fused_multiply_add(dot, scale, with_minimum);
-    }
+    raised
 }
 
 /// `N` bytes of a block from `offset`; the compiler sees that they are inside.

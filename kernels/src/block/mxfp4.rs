@@ -3,8 +3,7 @@
 //!
 //! 17 bytes: `e` (1), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, Signed, part, raised};
 use crate::arch::Simd;
 
 /// 32 weights in 17 bytes.
@@ -32,21 +31,24 @@ impl Block for MXFP4 {
 }
 
 impl QuantisedBlock for MXFP4 {
+    type Meaning = Signed;
+    const OFFSET_LOG2: u32 = 4;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let weights = simd.look_up(&DOUBLED, simd.load_nibbles(part(raw, 1)));
-        accumulate_signed(simd, weights, half_power(raw[0]), packs, group, sums);
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        for (group, raw) in blocks.iter().enumerate() {
+            out.scales[0][group] = half_power(raw[0]);
+            let weights = simd.look_up(&RAISED, simd.load_nibbles(part(raw, 1)));
+            simd.store_bytes(weights, &mut out.quants[group]);
+        }
     }
 }
 
 /// Twice what the sixteen E2M1 floats stand for; bit 3 is the sign.
 const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The table, 16 higher.
+const RAISED: [u8; 16] = raised(DOUBLED, 16);
 
 /// `2^(exponent - 128)`: half of the shared scale, because the table is doubled. The two smallest
 /// are subnormal.

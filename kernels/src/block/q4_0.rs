@@ -2,8 +2,7 @@
 //!
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, Signed, half_at, part};
 use crate::arch::Simd;
 
 /// 32 weights in 18 bytes.
@@ -31,16 +30,14 @@ impl Block for Q4_0 {
 }
 
 impl QuantisedBlock for Q4_0 {
+    type Meaning = Signed;
+    const OFFSET_LOG2: u32 = 3;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let weights = simd.subtract_byte(simd.load_nibbles(part(raw, 2)), 8);
-        accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        for (group, raw) in blocks.iter().enumerate() {
+            out.scales[0][group] = simd.f16(*part(raw, 0));
+            simd.store_bytes(simd.load_nibbles(part(raw, 2)), &mut out.quants[group]);
+        }
     }
 }

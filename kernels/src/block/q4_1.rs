@@ -3,8 +3,7 @@
 //! 20 bytes: `d` (2), `m` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles
 //! 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_with_minimum, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, WithMinimum, half_at, part};
 use crate::arch::Simd;
 
 /// 32 weights in 20 bytes.
@@ -33,17 +32,14 @@ impl Block for Q4_1 {
 }
 
 impl QuantisedBlock for Q4_1 {
+    type Meaning = WithMinimum;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let minimum = simd.f16(*part(raw, 2));
-        let weights = simd.load_nibbles(part(raw, 4));
-        accumulate_with_minimum(simd, weights, [scale, minimum], packs, group, sums);
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        for (group, raw) in blocks.iter().enumerate() {
+            out.scales[0][group] = simd.f16(*part(raw, 0));
+            out.minima[0][group] = simd.f16(*part(raw, 2));
+            simd.store_bytes(simd.load_nibbles(part(raw, 4)), &mut out.quants[group]);
+        }
     }
 }

@@ -8,8 +8,7 @@
 //! their minimum in those of `p[4+g]`; groups 4–7 have the low four bits of both in `p[8+g-4]`
 //! (scale in the low nibble) and the upper two in the top bits of `p[g-4]` and `p[g]`.
 
-use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, WithMinimum, half_at, part};
 use crate::arch::Simd;
 
 /// 256 weights in 144 bytes.
@@ -42,72 +41,30 @@ impl Block for Q4K {
 }
 
 impl QuantisedBlock for Q4K {
+    type Meaning = WithMinimum;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let products = begin(simd, part(raw, 0), packs, sums);
-        for pair in 0..4 {
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
+        unpack_head(simd, part(raw, 0), out);
+        for (pair, quants) in out.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let nibbles = simd.load_bytes(part(raw, 16 + 32 * pair));
-            let weights = [simd.bits::<0>(nibbles, 15), simd.bits::<4>(nibbles, 15)];
-            accumulate_pair(simd, weights, &products, packs, pair, sums);
+            simd.store_bytes(simd.bits::<0>(nibbles, 15), &mut quants[0]);
+            simd.store_bytes(simd.bits::<4>(nibbles, 15), &mut quants[1]);
         }
     }
 }
 
-/// Per token and half, the scales of weights and activations multiplied, for the eight groups.
-pub(super) type Products<const T: usize> = [[[f32; 8]; 2]; T];
-
-/// Adds the minima's share to the sums and returns the scales of the groups. `head` is what Q4_K
-/// and Q5_K blocks begin with: `d`, `dmin` and the packed scales and minima.
+/// Unpacks what Q4_K and Q5_K blocks begin with: `d`, `dmin` and the packed scales and minima.
 #[inline(always)]
-pub(super) fn begin<S: Simd, const T: usize>(
-    simd: S,
-    head: &[u8; 16],
-    packs: [&Q8Pack; T],
-    sums: &mut [S::Floats; T],
-) -> Products<T> {
+pub(super) fn unpack_head<S: Simd>(simd: S, head: &[u8; 16], out: &mut RowPack) {
     let (scales, minima) = unpack_scales(part(head, 4));
     let scale = simd.splat(simd.f16(*part(head, 0)));
     let minimum = simd.splat(-simd.f16(*part(head, 2)));
     let scales = simd.multiply(scale, simd.load_small(&scales));
     let minima = simd.multiply(minimum, simd.load_small(&minima));
-
-    // Lane `g` of the minima's share belongs to group `g`; only the sum of lanes matters.
-    let mut products = [[[0.0; 8]; 2]; T];
-    for token in 0..T {
-        let pack = packs[token];
-        sums[token] = simd.fused_multiply_add(minima, simd.load(&pack.sums), sums[token]);
-        for (half, product) in pack.scales.iter().zip(&mut products[token]) {
-            simd.store(simd.multiply(scales, simd.load(half)), product);
-        }
-    }
-    products
-}
-
-/// Adds the weights of groups `2·pair` and `2·pair + 1`.
-#[inline(always)]
-pub(super) fn accumulate_pair<S: Simd, const T: usize>(
-    simd: S,
-    weights: [S::Bytes; 2],
-    products: &Products<T>,
-    packs: [&Q8Pack; T],
-    pair: usize,
-    sums: &mut [S::Floats; T],
-) {
-    for token in 0..T {
-        for (weights, group) in weights.into_iter().zip(2 * pair..) {
-            let quants = simd.load_signed(&packs[token].quants[group]);
-            let dot = simd.dot_unsigned(weights, quants);
-            let [first, second] = &products[token];
-            let product = simd.splat_halves(first[group], second[group]);
-            sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
-        }
-    }
+    simd.store(scales, &mut out.scales[0]);
+    simd.store(minima, &mut out.minima[0]);
 }
 
 /// The eight scales and the eight minima, each below 64.

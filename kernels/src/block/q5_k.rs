@@ -5,9 +5,8 @@
 //! of fifth bits, then 128 bytes of nibbles as in Q4_K. Weight `i` of group `g` has its fifth bit
 //! in bit `g` of byte `i`.
 
-use super::q4_k::{accumulate_pair, begin, unpack_scales};
-use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
-use crate::activations::Q8Pack;
+use super::q4_k::{unpack_head, unpack_scales};
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, WithMinimum, half_at, part};
 use crate::arch::Simd;
 
 /// 256 weights in 176 bytes.
@@ -42,24 +41,20 @@ impl Block for Q5K {
 }
 
 impl QuantisedBlock for Q5K {
+    type Meaning = WithMinimum;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let products = begin(simd, part(raw, 0), packs, sums);
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
+        unpack_head(simd, part(raw, 0), out);
         let fifth = simd.load_bytes(part(raw, 16));
-        for pair in 0..4 {
+        for (pair, quants) in out.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let nibbles = simd.load_bytes(part(raw, 48 + 32 * pair));
             let upper = [1, 2].map(|bit: u8| simd.where_bit(fifth, bit << (2 * pair), 16));
-            let weights = [
-                simd.or(simd.bits::<0>(nibbles, 15), upper[0]),
-                simd.or(simd.bits::<4>(nibbles, 15), upper[1]),
-            ];
-            accumulate_pair(simd, weights, &products, packs, pair, sums);
+            let low = simd.or(simd.bits::<0>(nibbles, 15), upper[0]);
+            let high = simd.or(simd.bits::<4>(nibbles, 15), upper[1]);
+            simd.store_bytes(low, &mut quants[0]);
+            simd.store_bytes(high, &mut quants[1]);
         }
     }
 }

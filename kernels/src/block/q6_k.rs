@@ -6,8 +6,7 @@
 //! from nibble bytes `32·(r mod 2)..` of that half (low nibbles for runs 0 and 1, high for 2 and
 //! 3) and its upper two from bits `2r..2r+2` of the half's 32 upper bytes.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed_halves, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedHalves, half_at, part};
 use crate::arch::Simd;
 
 /// 256 weights in 210 bytes.
@@ -41,18 +40,18 @@ impl Block for Q6K {
 }
 
 impl QuantisedBlock for Q6K {
+    type Meaning = SignedHalves;
+    const OFFSET_LOG2: u32 = 5;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 208));
-        let scales: [f32; 16] =
-            std::array::from_fn(|group| scale * f32::from(raw[192 + group] as i8));
-        for half in 0..2 {
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
+        let scale = simd.splat(simd.f16(*part(raw, 208)));
+        let scales = split_scales(part(raw, 192)).map(|half| simd.load(&half));
+        for (half, out) in scales.into_iter().zip(&mut out.scales) {
+            simd.store(simd.multiply(scale, half), out);
+        }
+        for (half, quants) in out.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let low = [
                 simd.load_bytes(part(raw, 64 * half)),
                 simd.load_bytes(part(raw, 64 * half + 32)),
@@ -64,13 +63,15 @@ impl QuantisedBlock for Q6K {
                 (simd.bits::<4>(low[0], 15), simd.bits::<4>(upper, 3)),
                 (simd.bits::<4>(low[1], 15), simd.bits::<6>(upper, 3)),
             ];
-            for (run_of_half, (nibbles, pairs)) in runs.into_iter().enumerate() {
-                let run = 4 * half + run_of_half;
-                let unsigned = simd.or(nibbles, simd.shift_left_4(pairs));
-                let weights = simd.subtract_byte(unsigned, 32);
-                let scales = [scales[2 * run], scales[2 * run + 1]];
-                accumulate_signed_halves(simd, weights, scales, packs, run, sums);
+            for ((nibbles, pairs), quants) in runs.into_iter().zip(quants) {
+                simd.store_bytes(simd.or(nibbles, simd.shift_left_4(pairs)), quants);
             }
         }
     }
+}
+
+/// The sixteen scales, as those of the groups' first halves and of their second.
+#[inline(always)]
+fn split_scales(packed: &[u8; 16]) -> [[f32; 8]; 2] {
+    [0, 1].map(|half| std::array::from_fn(|group| f32::from(packed[2 * group + half] as i8)))
 }

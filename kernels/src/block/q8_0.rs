@@ -3,8 +3,7 @@
 //! 34 bytes: `d` (2), then `q[0..32]`. Well-made files keep `q` in -127..=127; a hostile one may
 //! hold -128, which the signed dot product allows.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedWide, half_at, part};
 use crate::arch::Simd;
 
 /// 32 weights in 34 bytes.
@@ -30,16 +29,15 @@ impl Block for Q8_0 {
 }
 
 impl QuantisedBlock for Q8_0 {
+    type Meaning = SignedWide;
+    const OFFSET_LOG2: u32 = 7;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let weights = simd.load_bytes(part(raw, 2));
-        accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        for (group, raw) in blocks.iter().enumerate() {
+            out.scales[0][group] = simd.f16(*part(raw, 0));
+            let weights = simd.add_byte(simd.load_bytes(part(raw, 2)), 128);
+            simd.store_bytes(weights, &mut out.quants[group]);
+        }
     }
 }
