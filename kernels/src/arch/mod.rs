@@ -113,12 +113,8 @@ pub(crate) trait Simd: Panels + Send + Sync + 'static {
     fn where_bit(self, bytes: Self::Bytes, bit: u8, value: u8) -> Self::Bytes;
     /// Byte `i` is negated (wrapping) where bit `i` of `bits` is set.
     fn negate_where(self, bytes: Self::Bytes, bits: u32) -> Self::Bytes;
-    /// `table[byte]` for bytes below 16.
-    fn look_up(self, table: &[u8; 16], bytes: Self::Bytes) -> Self::Bytes;
     /// `(byte >> SHIFT) & mask` for each byte. The mask must clear the top `SHIFT` bits.
     fn bits<const SHIFT: i32>(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes;
-    /// `byte << 4` for bytes below 16.
-    fn shift_left_4(self, bytes: Self::Bytes) -> Self::Bytes;
     /// `a | b`.
     fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// `byte + value`, wrapping.
@@ -138,7 +134,7 @@ pub(crate) trait Panels: Copy {
     type Counts: Copy;
     /// Four consecutive weights, unsigned bytes, of each row.
     type Quads: Copy;
-    /// Whether there are registers for two panels times six tokens (32 of 64 bytes), rather than
+    /// Whether there are registers for two panels times four tokens (32 of 64 bytes), rather than
     /// one panel times three (16 of 32 bytes).
     const MANY_REGISTERS: bool;
 
@@ -166,10 +162,30 @@ pub(crate) trait Panels: Copy {
     fn add_products(self, a: Self::Rows, b: Self::Rows, sums: Self::Rows) -> Self::Rows;
     /// `a · scale + sums`, rounded once.
     fn add_scaled(self, a: Self::Rows, scale: f32, sums: Self::Rows) -> Self::Rows;
-    /// Thirty-two weights of each row, four at a time: `out[q][4r + i] = rows[r][4q + i]`.
-    fn interleave_bytes(self, rows: [&[u8; 32]; PANEL_ROWS], out: &mut [[u8; 4 * PANEL_ROWS]; 8]);
-    /// Eight values of each row: `out[i][r] = rows[r][i]`.
-    fn interleave_floats(self, rows: [&[f32; 8]; PANEL_ROWS], out: &mut [[f32; PANEL_ROWS]; 8]);
+    /// Thirty-two bytes of each row, four at a time: element `q` has bytes `4q..4q + 4`.
+    fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [Self::Quads; 8];
+    /// As [`Panels::interleave`], sixteen bytes.
+    fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [Self::Quads; 4];
+    /// Writes four bytes per row, row after row.
+    fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]);
+    /// Four bytes per row, as a little-endian word each.
+    fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads;
+    /// `(word >> shift) & mask` of each row's four bytes as one word, `mask` repeated in each byte.
+    fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads;
+    /// `a | b << 4`, where no bit of `b` leaves its byte.
+    fn or_shifted(self, a: Self::Quads, b: Self::Quads) -> Self::Quads;
+    /// `table[byte]` for bytes below 16.
+    fn look_up_quads(self, table: &[u8; 16], quads: Self::Quads) -> Self::Quads;
+    /// Every byte's top bit inverted: signed bytes become unsigned ones that are 128 higher.
+    fn raise_quads(self, quads: Self::Quads) -> Self::Quads;
+    /// Byte `index` of each row's four, unsigned.
+    fn byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
+    /// Byte `index` of each row's four, signed.
+    fn signed_byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
+    /// The half-precision value in the low (0) or high (1) two bytes of each row's four.
+    fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
+    /// `a · b`, rounded.
+    fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows;
 }
 
 /// Fewer than eight values, padded with zeros.

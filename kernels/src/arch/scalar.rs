@@ -191,11 +191,6 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[u8; 16], bytes: [u8; 32]) -> [u8; 32] {
-        bytes.map(|byte| table[usize::from(byte & 15)])
-    }
-
-    #[inline(always)]
     fn add_byte(self, bytes: [u8; 32], value: u8) -> [u8; 32] {
         bytes.map(|byte| byte.wrapping_add(value))
     }
@@ -203,11 +198,6 @@ impl Simd for Scalar {
     #[inline(always)]
     fn bits<const SHIFT: i32>(self, bytes: [u8; 32], mask: u8) -> [u8; 32] {
         bytes.map(|byte| (byte >> SHIFT) & mask)
-    }
-
-    #[inline(always)]
-    fn shift_left_4(self, bytes: [u8; 32]) -> [u8; 32] {
-        bytes.map(|byte| byte << 4)
     }
 
     #[inline(always)]
@@ -287,21 +277,64 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
-    fn interleave_bytes(self, rows: [&[u8; 32]; PANEL_ROWS], out: &mut [[u8; 4 * PANEL_ROWS]; 8]) {
-        for (quad, out) in out.iter_mut().enumerate() {
-            for (row, out) in rows.iter().zip(out.as_chunks_mut::<4>().0) {
-                *out = row.as_chunks::<4>().0[quad];
-            }
-        }
+    fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [Self::Quads; 8] {
+        std::array::from_fn(|quad| rows.map(|row| row.as_chunks::<4>().0[quad]))
     }
 
     #[inline(always)]
-    fn interleave_floats(self, rows: [&[f32; 8]; PANEL_ROWS], out: &mut [[f32; PANEL_ROWS]; 8]) {
-        for (index, out) in out.iter_mut().enumerate() {
-            for (row, out) in rows.iter().zip(out) {
-                *out = row[index];
-            }
-        }
+    fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [Self::Quads; 4] {
+        std::array::from_fn(|quad| rows.map(|row| row.as_chunks::<4>().0[quad]))
+    }
+
+    #[inline(always)]
+    fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]) {
+        out.copy_from_slice(quads.as_flattened());
+    }
+
+    #[inline(always)]
+    fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads {
+        words.map(u32::to_le_bytes)
+    }
+
+    #[inline(always)]
+    fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads {
+        let mask = u32::from_le_bytes([mask; 4]);
+        quads.map(|quad| ((u32::from_le_bytes(quad) >> shift) & mask).to_le_bytes())
+    }
+
+    #[inline(always)]
+    fn or_shifted(self, a: Self::Quads, b: Self::Quads) -> Self::Quads {
+        std::array::from_fn(|row| std::array::from_fn(|index| a[row][index] | b[row][index] << 4))
+    }
+
+    #[inline(always)]
+    fn look_up_quads(self, table: &[u8; 16], quads: Self::Quads) -> Self::Quads {
+        quads.map(|quad| quad.map(|byte| table[usize::from(byte & 15)]))
+    }
+
+    #[inline(always)]
+    fn raise_quads(self, quads: Self::Quads) -> Self::Quads {
+        quads.map(|quad| quad.map(|byte| byte ^ 0x80))
+    }
+
+    #[inline(always)]
+    fn byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        quads.map(|quad| f32::from(quad[index as usize]))
+    }
+
+    #[inline(always)]
+    fn signed_byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        quads.map(|quad| f32::from(quad[index as usize] as i8))
+    }
+
+    #[inline(always)]
+    fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        quads.map(|quad| self.f16(quad.as_chunks().0[index as usize]))
+    }
+
+    #[inline(always)]
+    fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
+        std::array::from_fn(|row| a[row] * b[row])
     }
 }
 

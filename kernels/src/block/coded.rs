@@ -6,8 +6,9 @@
 //! the dot product go through vectors.
 
 use super::code_books::IQ1_S;
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedHalves};
+use super::{ActivationFormat, Block, RowBlock, SignedHalves};
 use crate::arch::{Scalar, Simd};
+use crate::panel::RowPack;
 
 /// A format of 256 weights from a code book.
 pub(crate) trait CodedBlock: 'static {
@@ -29,7 +30,7 @@ pub(crate) struct CodedGroup {
     pub(super) scales: [f32; 2],
 }
 
-/// Implements [`Block`] and [`QuantisedBlock`] for [`CodedBlock`]s.
+/// Implements [`Block`] and [`RowBlock`] for [`CodedBlock`]s.
 macro_rules! coded_blocks {
     ($($block:ty),* $(,)?) => {$(
         impl Block for $block {
@@ -48,13 +49,13 @@ macro_rules! coded_blocks {
             }
         }
 
-        impl QuantisedBlock for $block {
+        impl RowBlock for $block {
             // Halves also where a format has one scale per 32: these are bound by their look-ups.
             type Meaning = SignedHalves;
             const OFFSET_LOG2: u32 = 6;
 
             #[inline(always)]
-            fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+            fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
                 unpack::<$block, S>(simd, &blocks[0], out);
             }
         }

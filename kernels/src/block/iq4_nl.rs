@@ -3,8 +3,12 @@
 //!
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are indices 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedWide, half_at, part, raised};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at, parts,
+    raised, store_nibbles, words_of_two,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 18 bytes.
 pub(crate) enum IQ4NL {}
@@ -35,11 +39,13 @@ impl QuantisedBlock for IQ4NL {
     const OFFSET_LOG2: u32 = 7;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        for (group, raw) in blocks.iter().enumerate() {
-            out.scales[0][group] = simd.f16(*part(raw, 0));
-            let weights = simd.look_up(&RAISED_STEPS, simd.load_nibbles(part(raw, 2)));
-            simd.store_bytes(weights, &mut out.quants[group]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        for group in 0..rows[0].len() {
+            let blocks = blocks_at(rows, group);
+            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
+            simd.store_rows(scales, &mut panel.scales[0][group]);
+            let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);
+            store_nibbles(simd, &parts(&blocks, 2), look_up, &mut panel.quants[group]);
         }
     }
 }

@@ -5,8 +5,12 @@
 //! low nibble), then 16 bytes per group whose low nibbles are indices 0–15 and high nibbles 16–31.
 
 use super::iq4_nl::{RAISED_STEPS, STEPS};
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedWide, half_at, part};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at, part, parts,
+    store_nibbles,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 256 weights in 136 bytes.
 pub(crate) enum IQ4XS {}
@@ -41,12 +45,17 @@ impl QuantisedBlock for IQ4XS {
     const OFFSET_LOG2: u32 = 7;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        let raw = &blocks[0];
-        out.scales[0] = unpack_scales(simd.f16(*part(raw, 0)), part(raw, 2));
-        for (group, quants) in out.quants.iter_mut().enumerate() {
-            let nibbles = simd.load_nibbles(part(raw, 8 + 16 * group));
-            simd.store_bytes(simd.look_up(&RAISED_STEPS, nibbles), quants);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        for (row, block) in blocks.iter().enumerate() {
+            let scales = unpack_scales(simd.f16(*part(*block, 0)), part(*block, 2));
+            for (group, scale) in scales.into_iter().enumerate() {
+                panel.scales[0][group][row] = scale;
+            }
+        }
+        let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);
+        for (group, quants) in panel.quants.iter_mut().enumerate() {
+            store_nibbles(simd, &parts(&blocks, 8 + 16 * group), look_up, quants);
         }
     }
 }

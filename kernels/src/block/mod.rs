@@ -40,7 +40,9 @@ mod q8_0;
 mod tq1_0;
 mod tq2_0;
 
-use crate::arch::Simd;
+use crate::activations::GROUP_ELEMENTS;
+use crate::arch::{PANEL_ROWS, Simd};
+use crate::panel::{Panel, RowPack, assemble};
 
 /// How a dot product wants the activations of a format's matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,28 +85,104 @@ pub(crate) trait QuantisedBlock: Block {
     /// What is to be subtracted from an unpacked byte, as a power of two: its logarithm. Not used
     /// by formats with a minimum.
     const OFFSET_LOG2: u32 = 0;
-    /// Unpacks up to 256 consecutive weights of a row: one block of 256, or up to eight of 32.
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack);
+    /// Unpacks up to 256 consecutive columns of sixteen rows: of each row one block of 256, or up
+    /// to eight of 32.
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel);
 }
 
-/// 256 weights of one row, unpacked: eight groups of 32.
-#[derive(Clone, Copy)]
-#[repr(align(32))]
-pub(crate) struct RowPack {
-    /// Unsigned bytes.
-    pub(crate) quants: [[u8; 32]; 8],
-    /// Scale per group; of its second half too, if the format has one per 16.
-    pub(crate) scales: [[f32; 8]; 2],
-    /// Minimum per group, or per half, in formats that have one.
-    pub(crate) minima: [[f32; 8]; 2],
+/// The blocks of 256 columns, of sixteen rows.
+pub(crate) type PackRows<'a, R> = [&'a [R]; PANEL_ROWS];
+
+/// A quantised format that unpacks one row at a time, which is simpler and slower.
+pub(crate) trait RowBlock: Block {
+    /// As [`QuantisedBlock::Meaning`].
+    type Meaning: Meaning;
+    /// As [`QuantisedBlock::OFFSET_LOG2`].
+    const OFFSET_LOG2: u32 = 0;
+    /// Unpacks up to 256 consecutive weights of a row.
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack);
 }
 
-impl RowPack {
-    pub(crate) const ZERO: Self = Self {
-        quants: [[0; 32]; 8],
-        scales: [[0.0; 8]; 2],
-        minima: [[0.0; 8]; 2],
-    };
+impl<F: RowBlock> QuantisedBlock for F {
+    type Meaning = F::Meaning;
+    const OFFSET_LOG2: u32 = F::OFFSET_LOG2;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, F::Raw>, panel: &mut Panel) {
+        let mut packs = [RowPack::ZERO; PANEL_ROWS];
+        for (row, pack) in rows.iter().zip(&mut packs) {
+            F::unpack_row(simd, row, pack);
+        }
+        let groups = rows[0].len() * F::ELEMENTS / GROUP_ELEMENTS;
+        assemble::<S, F::Meaning>(simd, &packs, groups, panel);
+    }
+}
+
+/// Block `index` of each row.
+#[inline(always)]
+fn blocks_at<'a, R>(rows: &PackRows<'a, R>, index: usize) -> [&'a R; PANEL_ROWS] {
+    let mut blocks = [&rows[0][index]; PANEL_ROWS];
+    for (block, row) in blocks.iter_mut().zip(rows) {
+        *block = &row[index];
+    }
+    blocks
+}
+
+/// `N` bytes of each block from `offset`.
+#[inline(always)]
+fn parts<'a, const N: usize, const B: usize>(
+    blocks: &[&'a [u8; B]; PANEL_ROWS],
+    offset: usize,
+) -> [&'a [u8; N]; PANEL_ROWS] {
+    let mut parts = [part(blocks[0], offset); PANEL_ROWS];
+    for (part_of, block) in parts.iter_mut().zip(blocks) {
+        *part_of = part(*block, offset);
+    }
+    parts
+}
+
+/// Two bytes of each block from `offset`, as words.
+#[inline(always)]
+fn words_of_two<S: Simd, const B: usize>(
+    simd: S,
+    blocks: &[&[u8; B]; PANEL_ROWS],
+    offset: usize,
+) -> S::Quads {
+    let mut words = [0; PANEL_ROWS];
+    for (word, block) in words.iter_mut().zip(blocks) {
+        *word = u32::from(u16::from_le_bytes(*part(*block, offset)));
+    }
+    simd.load_words(&words)
+}
+
+/// Four bytes of each block from `offset`, as words.
+#[inline(always)]
+fn words_of_four<S: Simd, const B: usize>(
+    simd: S,
+    blocks: &[&[u8; B]; PANEL_ROWS],
+    offset: usize,
+) -> S::Quads {
+    let mut words = [0; PANEL_ROWS];
+    for (word, block) in words.iter_mut().zip(blocks) {
+        *word = u32::from_le_bytes(*part(*block, offset));
+    }
+    simd.load_words(&words)
+}
+
+/// Writes the low nibbles of sixteen bytes per row as columns 0–15 of a group, the high nibbles as
+/// columns 16–31, each through `convert`.
+#[inline(always)]
+fn store_nibbles<S: Simd>(
+    simd: S,
+    bytes: &[&[u8; 16]; PANEL_ROWS],
+    convert: impl Fn(S::Quads) -> S::Quads,
+    group: &mut [[u8; 4 * PANEL_ROWS]; 8],
+) {
+    let quads = simd.interleave_half(bytes);
+    for (quad, quads) in quads.into_iter().enumerate() {
+        simd.store_quads(convert(simd.quad_bits(quads, 0, 15)), &mut group[quad]);
+        simd.store_quads(convert(simd.quad_bits(quads, 4, 15)), &mut group[quad + 4]);
+    }
 }
 
 /// How a weight follows from its unpacked byte `q`, as constants that a kernel is compiled for.

@@ -3,8 +3,12 @@
 //!
 //! 17 bytes: `e` (1), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, Signed, part, raised};
-use crate::arch::Simd;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, parts, raised,
+    store_nibbles,
+};
+use crate::arch::{PANEL_ROWS, Simd};
+use crate::panel::Panel;
 
 /// 32 weights in 17 bytes.
 pub(crate) enum MXFP4 {}
@@ -35,11 +39,16 @@ impl QuantisedBlock for MXFP4 {
     const OFFSET_LOG2: u32 = 4;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        for (group, raw) in blocks.iter().enumerate() {
-            out.scales[0][group] = half_power(raw[0]);
-            let weights = simd.look_up(&RAISED, simd.load_nibbles(part(raw, 1)));
-            simd.store_bytes(weights, &mut out.quants[group]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        for group in 0..rows[0].len() {
+            let blocks = blocks_at(rows, group);
+            let mut scales = [0.0; PANEL_ROWS];
+            for (scale, block) in scales.iter_mut().zip(blocks) {
+                *scale = half_power(block[0]);
+            }
+            panel.scales[0][group] = scales;
+            let look_up = |quads| simd.look_up_quads(&RAISED, quads);
+            store_nibbles(simd, &parts(&blocks, 1), look_up, &mut panel.quants[group]);
         }
     }
 }

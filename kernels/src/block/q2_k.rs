@@ -5,10 +5,9 @@
 //! of bit pairs, `d` (2), `dmin` (2). Weights come in two halves of 128, each of four runs of 32:
 //! run `r` of a half lies in bits `2r..2r+2` of the half's 32 bytes.
 
-use super::{
-    ActivationFormat, Block, QuantisedBlock, RowPack, WithMinimumHalves, bit_pairs, half_at, part,
-};
+use super::{ActivationFormat, Block, RowBlock, WithMinimumHalves, bit_pairs, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 256 weights in 84 bytes.
 pub(crate) enum Q2K {}
@@ -38,11 +37,11 @@ impl Block for Q2K {
     }
 }
 
-impl QuantisedBlock for Q2K {
+impl RowBlock for Q2K {
     type Meaning = WithMinimumHalves;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
         let raw = &blocks[0];
         let (scales, minima) = split_nibbles(part(raw, 0));
         let scale = simd.splat(simd.f16(*part(raw, 80)));

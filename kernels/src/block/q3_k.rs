@@ -9,10 +9,9 @@
 //! The packed twelve bytes `p`: scale `g` has its low four bits in `p[g mod 8]` (the low nibble
 //! for groups 0–7) and its upper two in bits `2k..2k+2` of `p[8 + g mod 4]`, `k = g / 4`.
 
-use super::{
-    ActivationFormat, Block, QuantisedBlock, RowPack, SignedHalves, bit_pairs, half_at, part,
-};
+use super::{ActivationFormat, Block, RowBlock, SignedHalves, bit_pairs, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 256 weights in 110 bytes.
 pub(crate) enum Q3K {}
@@ -42,12 +41,12 @@ impl Block for Q3K {
     }
 }
 
-impl QuantisedBlock for Q3K {
+impl RowBlock for Q3K {
     type Meaning = SignedHalves;
     const OFFSET_LOG2: u32 = 2;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
         let raw = &blocks[0];
         let scales = unpack_scales(simd.f16(*part(raw, 108)), part(raw, 96));
         for group in 0..8 {

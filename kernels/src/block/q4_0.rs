@@ -2,8 +2,12 @@
 //!
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, Signed, half_at, part};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, parts,
+    store_nibbles, words_of_two,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 18 bytes.
 pub(crate) enum Q4_0 {}
@@ -34,10 +38,17 @@ impl QuantisedBlock for Q4_0 {
     const OFFSET_LOG2: u32 = 3;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        for (group, raw) in blocks.iter().enumerate() {
-            out.scales[0][group] = simd.f16(*part(raw, 0));
-            simd.store_bytes(simd.load_nibbles(part(raw, 2)), &mut out.quants[group]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        for group in 0..rows[0].len() {
+            let blocks = blocks_at(rows, group);
+            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
+            simd.store_rows(scales, &mut panel.scales[0][group]);
+            store_nibbles(
+                simd,
+                &parts(&blocks, 2),
+                |quads| quads,
+                &mut panel.quants[group],
+            );
         }
     }
 }

@@ -3,8 +3,12 @@
 //! 20 bytes: `d` (2), `m` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles
 //! 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, WithMinimum, half_at, part};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, parts,
+    store_nibbles, words_of_four,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 20 bytes.
 pub(crate) enum Q4_1 {}
@@ -35,11 +39,18 @@ impl QuantisedBlock for Q4_1 {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        for (group, raw) in blocks.iter().enumerate() {
-            out.scales[0][group] = simd.f16(*part(raw, 0));
-            out.minima[0][group] = simd.f16(*part(raw, 2));
-            simd.store_bytes(simd.load_nibbles(part(raw, 4)), &mut out.quants[group]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        for group in 0..rows[0].len() {
+            let blocks = blocks_at(rows, group);
+            let head = words_of_four(simd, &blocks, 0);
+            simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
+            simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);
+            store_nibbles(
+                simd,
+                &parts(&blocks, 4),
+                |quads| quads,
+                &mut panel.quants[group],
+            );
         }
     }
 }

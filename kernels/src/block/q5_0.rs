@@ -3,8 +3,9 @@
 //! 22 bytes: `d` (2), the fifth bits of the 32 weights (4), then 16 bytes whose low nibbles are
 //! the other bits of weights 0–15 and high nibbles those of 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, Signed, half_at, part};
+use super::{ActivationFormat, Block, RowBlock, Signed, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 32 weights in 22 bytes.
 pub(crate) enum Q5_0 {}
@@ -33,12 +34,12 @@ impl Block for Q5_0 {
     }
 }
 
-impl QuantisedBlock for Q5_0 {
+impl RowBlock for Q5_0 {
     type Meaning = Signed;
     const OFFSET_LOG2: u32 = 4;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
         for (group, raw) in blocks.iter().enumerate() {
             out.scales[0][group] = simd.f16(*part(raw, 0));
             let fifth = simd.spread_bits(u32::from_le_bytes(*part(raw, 2)), 16);

@@ -3,8 +3,9 @@
 //! 24 bytes: `d` (2), `m` (2), the fifth bits of the 32 weights (4), then 16 bytes whose low
 //! nibbles are the other bits of weights 0–15 and high nibbles those of 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, WithMinimum, half_at, part};
+use super::{ActivationFormat, Block, RowBlock, WithMinimum, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 32 weights in 24 bytes.
 pub(crate) enum Q5_1 {}
@@ -34,11 +35,11 @@ impl Block for Q5_1 {
     }
 }
 
-impl QuantisedBlock for Q5_1 {
+impl RowBlock for Q5_1 {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
         for (group, raw) in blocks.iter().enumerate() {
             out.scales[0][group] = simd.f16(*part(raw, 0));
             out.minima[0][group] = simd.f16(*part(raw, 2));

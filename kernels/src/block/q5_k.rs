@@ -6,8 +6,11 @@
 //! in bit `g` of byte `i`.
 
 use super::q4_k::{unpack_head, unpack_scales};
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, WithMinimum, half_at, part};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 256 weights in 176 bytes.
 pub(crate) enum Q5K {}
@@ -44,17 +47,19 @@ impl QuantisedBlock for Q5K {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        let raw = &blocks[0];
-        unpack_head(simd, part(raw, 0), out);
-        let fifth = simd.load_bytes(part(raw, 16));
-        for (pair, quants) in out.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            let nibbles = simd.load_bytes(part(raw, 48 + 32 * pair));
-            let upper = [1, 2].map(|bit: u8| simd.where_bit(fifth, bit << (2 * pair), 16));
-            let low = simd.or(simd.bits::<0>(nibbles, 15), upper[0]);
-            let high = simd.or(simd.bits::<4>(nibbles, 15), upper[1]);
-            simd.store_bytes(low, &mut quants[0]);
-            simd.store_bytes(high, &mut quants[1]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        unpack_head(simd, &parts(&blocks, 0), panel);
+        let fifth = simd.interleave(&parts(&blocks, 16));
+        for (pair, quants) in panel.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let quads = simd.interleave(&parts(&blocks, 48 + 32 * pair));
+            for (quad, (quads, fifth)) in quads.into_iter().zip(fifth).enumerate() {
+                for (half, quants) in quants.iter_mut().enumerate() {
+                    let nibbles = simd.quad_bits(quads, 4 * half as u32, 15);
+                    let fifth = simd.quad_bits(fifth, (2 * pair + half) as u32, 1);
+                    simd.store_quads(simd.or_shifted(nibbles, fifth), &mut quants[quad]);
+                }
+            }
         }
     }
 }

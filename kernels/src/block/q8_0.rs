@@ -3,8 +3,12 @@
 //! 34 bytes: `d` (2), then `q[0..32]`. Well-made files keep `q` in -127..=127; a hostile one may
 //! hold -128, which the signed dot product allows.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, SignedWide, half_at, part};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at, parts,
+    words_of_two,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 34 bytes.
 pub(crate) enum Q8_0 {}
@@ -33,11 +37,15 @@ impl QuantisedBlock for Q8_0 {
     const OFFSET_LOG2: u32 = 7;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        for (group, raw) in blocks.iter().enumerate() {
-            out.scales[0][group] = simd.f16(*part(raw, 0));
-            let weights = simd.add_byte(simd.load_bytes(part(raw, 2)), 128);
-            simd.store_bytes(weights, &mut out.quants[group]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        for group in 0..rows[0].len() {
+            let blocks = blocks_at(rows, group);
+            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
+            simd.store_rows(scales, &mut panel.scales[0][group]);
+            let quads = simd.interleave(&parts(&blocks, 2));
+            for (quads, out) in quads.into_iter().zip(&mut panel.quants[group]) {
+                simd.store_quads(simd.raise_quads(quads), out);
+            }
         }
     }
 }

@@ -3,8 +3,9 @@
 //! 66 bytes: 64 bytes of bit pairs, `d` (2). Weights come in two halves of 128, each of four runs
 //! of 32: run `r` of a half lies in bits `2r..2r+2` of the half's 32 bytes.
 
-use super::{ActivationFormat, Block, QuantisedBlock, RowPack, Signed, bit_pairs, half_at, part};
+use super::{ActivationFormat, Block, RowBlock, Signed, bit_pairs, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 256 weights in 66 bytes.
 pub(crate) enum TQ2_0 {}
@@ -31,12 +32,12 @@ impl Block for TQ2_0 {
     }
 }
 
-impl QuantisedBlock for TQ2_0 {
+impl RowBlock for TQ2_0 {
     type Meaning = Signed;
     const OFFSET_LOG2: u32 = 0;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
         let raw = &blocks[0];
         out.scales[0] = [simd.f16(*part(raw, 64)); 8];
         for (half, quants) in out.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {

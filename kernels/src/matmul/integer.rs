@@ -15,8 +15,9 @@ use std::marker::PhantomData;
 use super::Share;
 use crate::activations::{GROUP_ELEMENTS, PACK_ELEMENTS, Q8Pack, Q8View};
 use crate::arch::{PANEL_ROWS, Routine, Simd};
-use crate::block::{Meaning, QuantisedBlock, RowPack};
+use crate::block::{Meaning, PackRows, QuantisedBlock};
 use crate::matrix::Matrix;
+use crate::panel::Panel;
 
 /// Panels that are computed together: with two, an activation that was fetched serves 32 rows.
 const PANELS: usize = 2;
@@ -26,25 +27,6 @@ const TOKENS_NEAR: usize = 256;
 
 /// One sum per row of the panels.
 type Sums = [[f32; PANEL_ROWS]; PANELS];
-
-/// 256 columns of sixteen rows, unpacked.
-#[repr(C, align(64))]
-struct Panel {
-    /// Per group of 32 and four of its columns: four bytes of each row.
-    quants: [[[u8; 4 * PANEL_ROWS]; 8]; 8],
-    /// Per half and group; the second half only if the format has scales per 16.
-    scales: [[[f32; PANEL_ROWS]; 8]; 2],
-    /// As the scales, if the format has minima.
-    minima: [[[f32; PANEL_ROWS]; 8]; 2],
-}
-
-impl Panel {
-    const ZERO: Self = Self {
-        quants: [[[0; 4 * PANEL_ROWS]; 8]; 8],
-        scales: [[[0.0; PANEL_ROWS]; 8]; 2],
-        minima: [[[0.0; PANEL_ROWS]; 8]; 2],
-    };
-}
 
 /// Computes the share's rows for all tokens of the product.
 pub(super) fn multiply<F: QuantisedBlock>(share: &Share<'_>, view: Q8View<'_>) {
@@ -67,7 +49,6 @@ fn multiply_near<F: QuantisedBlock, const NEAR: usize>(
 ) {
     let weights = share.product.weights;
     let mut panels = [Panel::ZERO; PANELS];
-    let mut staging = [RowPack::ZERO; PANEL_ROWS];
     let mut sums = [[[0.0; PANEL_ROWS]; PANELS]; NEAR];
     let sums = &mut sums[..count];
     for first_row in share.rows.clone().step_by(PANELS * PANEL_ROWS) {
@@ -83,7 +64,6 @@ fn multiply_near<F: QuantisedBlock, const NEAR: usize>(
                     rows: PANEL_ROWS.min(share.rows.end - first_row),
                     pack,
                     prefetches: count == 1,
-                    staging: &mut staging,
                     panel,
                     format: PhantomData,
                 });
@@ -117,7 +97,6 @@ struct Unpack<'a, F> {
     pack: usize,
     /// Whether to ask for what the next panels will need.
     prefetches: bool,
-    staging: &'a mut [RowPack; PANEL_ROWS],
     panel: &'a mut Panel,
     format: PhantomData<F>,
 }
@@ -128,30 +107,17 @@ impl<F: QuantisedBlock> Routine for Unpack<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let blocks_per_pack = PACK_ELEMENTS / F::ELEMENTS;
-        let mut groups = 8;
-        for row in 0..self.rows {
-            let blocks = F::blocks(self.weights.row(self.first_row + row));
+        // Rows that do not exist repeat the last one; nothing reads what becomes of them.
+        let mut rows: PackRows<'_, F::Raw> = [&[]; PANEL_ROWS];
+        for (index, row) in rows.iter_mut().enumerate() {
+            let blocks = F::blocks(self.weights.row(self.first_row + index.min(self.rows - 1)));
             let start = self.pack * blocks_per_pack;
-            let blocks = &blocks[start..blocks.len().min(start + blocks_per_pack)];
+            *row = &blocks[start..blocks.len().min(start + blocks_per_pack)];
             if self.prefetches {
-                prefetch_next(simd, blocks, self.weights.row_bytes());
-            }
-            F::unpack(simd, blocks, &mut self.staging[row]);
-            groups = blocks.len() * F::ELEMENTS / GROUP_ELEMENTS;
-        }
-        let rows: [&RowPack; PANEL_ROWS] = std::array::from_fn(|row| &self.staging[row]);
-        for group in 0..groups {
-            let quants = rows.map(|row| &row.quants[group]);
-            simd.interleave_bytes(quants, &mut self.panel.quants[group]);
-        }
-        for half in 0..1 + usize::from(F::Meaning::HALVES) {
-            let scales = rows.map(|row| &row.scales[half]);
-            simd.interleave_floats(scales, &mut self.panel.scales[half]);
-            if F::Meaning::HAS_MINIMUM {
-                let minima = rows.map(|row| &row.minima[half]);
-                simd.interleave_floats(minima, &mut self.panel.minima[half]);
+                prefetch_next(simd, *row, self.weights.row_bytes());
             }
         }
+        F::unpack(simd, &rows, self.panel);
     }
 }
 
@@ -191,11 +157,11 @@ impl<M: Meaning> Routine for Multiply<'_, M> {
     fn run<S: Simd>(mut self, simd: S) {
         let sums = std::mem::take(&mut self.sums);
         if S::MANY_REGISTERS && self.used == PANELS {
-            return self.tokens::<S, PANELS, 6>(simd, [0, 1], sums);
+            return self.tokens::<S, PANELS, 4>(simd, [0, 1], sums);
         }
         for panel in 0..self.used {
             if S::MANY_REGISTERS {
-                self.tokens::<S, 1, 6>(simd, [panel], sums);
+                self.tokens::<S, 1, 4>(simd, [panel], sums);
             } else {
                 self.tokens::<S, 1, 3>(simd, [panel], sums);
             }
@@ -233,11 +199,16 @@ impl<M: Meaning> Multiply<'_, M> {
         token: usize,
         memory: &mut [Sums; T],
     ) {
-        let panels = which.map(|panel| &self.panels[panel]);
+        let panels: [&Panel; P] = std::array::from_fn(|index| &self.panels[which[index]]);
         let packs: [&Q8Pack; T] =
             std::array::from_fn(|index| self.view.pack(token + index, self.pack));
-        let mut sums: [[S::Rows; P]; T] =
-            std::array::from_fn(|t| which.map(|panel| simd.load_rows(&memory[t][panel])));
+        // Loops and not closures: intrinsics in a closure are not always inlined.
+        let mut sums = [[simd.load_rows(&[0.0; PANEL_ROWS]); P]; T];
+        for (sums, memory) in sums.iter_mut().zip(&*memory) {
+            for (sums, panel) in sums.iter_mut().zip(which) {
+                *sums = simd.load_rows(&memory[panel]);
+            }
+        }
         for group in 0..self.groups {
             for half in 0..2 {
                 self.add_half(simd, panels, packs, group, half, &mut sums);
@@ -261,19 +232,26 @@ impl<M: Meaning> Multiply<'_, M> {
         half: usize,
         sums: &mut [[S::Rows; P]; T],
     ) {
-        let mut counts = packs.map(|pack| {
-            let offset = i32::from(pack.counts[half][group]) << self.offset_log2;
-            [simd.splat_counts(if M::HAS_MINIMUM { 0 } else { -offset }); P]
-        });
-        for quad in 4 * half..4 * half + 4 {
-            let weights = panels.map(|panel| simd.load_quads(&panel.quants[group][quad]));
+        let mut counts = [[simd.splat_counts(0); P]; T];
+        if !M::HAS_MINIMUM {
             for (counts, pack) in counts.iter_mut().zip(packs) {
-                let values = &pack.quants[group].as_chunks::<4>().0[quad];
-                for (counts, weights) in counts.iter_mut().zip(weights) {
-                    *counts = if M::WIDE {
-                        simd.dot_quads::<true>(*counts, weights, values)
+                let offset = i32::from(pack.counts[half][group]) << self.offset_log2;
+                *counts = [simd.splat_counts(-offset); P];
+            }
+        }
+        for quad in 4 * half..4 * half + 4 {
+            let mut weights = [simd.load_quads(&panels[0].quants[group][quad]); P];
+            for (weights, panel) in weights.iter_mut().zip(panels).skip(1) {
+                *weights = simd.load_quads(&panel.quants[group][quad]);
+            }
+            for token in 0..T {
+                let values = &packs[token].quants[group].as_chunks::<4>().0[quad];
+                for panel in 0..P {
+                    let count = &mut counts[token][panel];
+                    *count = if M::WIDE {
+                        simd.dot_quads::<true>(*count, weights[panel], values)
                     } else {
-                        simd.dot_quads::<false>(*counts, weights, values)
+                        simd.dot_quads::<false>(*count, weights[panel], values)
                     };
                 }
             }

@@ -224,14 +224,6 @@ where
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[u8; 16], bytes: __m256i) -> __m256i {
-        proven! {
-            let table = _mm_loadu_si128(table.as_ptr().cast());
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bytes)
-        }
-    }
-
-    #[inline(always)]
     fn add_byte(self, bytes: __m256i, value: u8) -> __m256i {
         proven! { _mm256_add_epi8(bytes, _mm256_set1_epi8(value as i8)) }
     }
@@ -241,11 +233,6 @@ where
         proven! {
             _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(bytes), _mm256_set1_epi8(mask as i8))
         }
-    }
-
-    #[inline(always)]
-    fn shift_left_4(self, bytes: __m256i) -> __m256i {
-        proven! { _mm256_slli_epi16::<4>(bytes) }
     }
 
     #[inline(always)]

@@ -58,3 +58,10 @@ pub(crate) type Avx2 = X86<Ymm<false>>;
 pub(crate) type AvxVnni = X86<Ymm<true>>;
 /// Registers twice as wide and twice as many, and integer dot products of four.
 pub(crate) type Avx512 = X86<Zmm>;
+
+/// Four values as one element of a vector.
+#[inline(always)]
+fn quad(values: &[i8; 4]) -> i32 {
+    let [a, b, c, d] = *values;
+    i32::from_le_bytes([a as u8, b as u8, c as u8, d as u8])
+}
