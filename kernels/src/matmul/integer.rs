@@ -210,9 +210,8 @@ impl<M: Meaning> Multiply<'_, M> {
             }
         }
         for group in 0..self.groups {
-            for half in 0..2 {
-                self.add_half(simd, panels, packs, group, half, &mut sums);
-            }
+            self.add_half::<S, P, T, 0>(simd, panels, packs, group, &mut sums);
+            self.add_half::<S, P, T, 1>(simd, panels, packs, group, &mut sums);
         }
         for (memory, sums) in memory.iter_mut().zip(sums) {
             for (panel, sums) in which.into_iter().zip(sums) {
@@ -221,64 +220,75 @@ impl<M: Meaning> Multiply<'_, M> {
         }
     }
 
-    /// Adds sixteen columns.
+    /// Adds sixteen columns: half `HALF` of a group.
     #[inline(always)]
-    fn add_half<S: Simd, const P: usize, const T: usize>(
+    fn add_half<S: Simd, const P: usize, const T: usize, const HALF: usize>(
         &self,
         simd: S,
         panels: [&Panel; P],
         packs: [&Q8Pack; T],
         group: usize,
-        half: usize,
         sums: &mut [[S::Rows; P]; T],
     ) {
         let mut counts = [[simd.splat_counts(0); P]; T];
         if !M::HAS_MINIMUM {
             for (counts, pack) in counts.iter_mut().zip(packs) {
-                let offset = i32::from(pack.counts[half][group]) << self.offset_log2;
+                let offset = i32::from(pack.counts[HALF][group]) << self.offset_log2;
                 *counts = [simd.splat_counts(-offset); P];
             }
         }
-        for quad in 4 * half..4 * half + 4 {
-            let mut weights = [simd.load_quads(&panels[0].quants[group][quad]); P];
-            for (weights, panel) in weights.iter_mut().zip(panels).skip(1) {
-                *weights = simd.load_quads(&panel.quants[group][quad]);
-            }
-            for token in 0..T {
-                let values = &packs[token].quants[group].as_chunks::<4>().0[quad];
-                for panel in 0..P {
-                    let count = &mut counts[token][panel];
-                    *count = if M::WIDE {
-                        simd.dot_quads::<true>(*count, weights[panel], values)
-                    } else {
-                        simd.dot_quads::<false>(*count, weights[panel], values)
-                    };
-                }
-            }
-        }
-        let scale_half = if M::HALVES { half } else { 0 };
-        for (panel, weights) in panels.into_iter().enumerate() {
-            let scales = simd.load_rows(&weights.scales[scale_half][group]);
+        // Written out, because a loop over the four is not always unrolled.
+        self.add_quad(simd, panels, packs, group, 4 * HALF, &mut counts);
+        self.add_quad(simd, panels, packs, group, 4 * HALF + 1, &mut counts);
+        self.add_quad(simd, panels, packs, group, 4 * HALF + 2, &mut counts);
+        self.add_quad(simd, panels, packs, group, 4 * HALF + 3, &mut counts);
+
+        let scale_half = if M::HALVES { HALF } else { 0 };
+        for panel in 0..P {
+            let scales = simd.load_rows(&panels[panel].scales[scale_half][group]);
             for token in 0..T {
                 let dots = simd.counts_as_rows(counts[token][panel]);
-                let scales = simd.scale_rows(scales, packs[token].scales[half][group]);
-                let sum = &mut sums[token][panel];
-                *sum = simd.add_products(dots, scales, *sum);
+                let scales = simd.scale_rows(scales, packs[token].scales[HALF][group]);
+                sums[token][panel] = simd.add_products(dots, scales, sums[token][panel]);
             }
         }
-        if M::HAS_MINIMUM && (M::HALVES || half == 1) {
-            for (panel, weights) in panels.into_iter().enumerate() {
-                let minima = simd.load_rows(&weights.minima[scale_half][group]);
+        if M::HAS_MINIMUM && (M::HALVES || HALF == 1) {
+            for panel in 0..P {
+                let minima = simd.load_rows(&panels[panel].minima[scale_half][group]);
                 for token in 0..T {
                     let pack = packs[token];
                     let share = if M::HALVES {
-                        pack.scales[half][group] * f32::from(pack.counts[half][group])
+                        pack.scales[HALF][group] * f32::from(pack.counts[HALF][group])
                     } else {
                         pack.sums[group]
                     };
-                    let sum = &mut sums[token][panel];
-                    *sum = simd.add_scaled(minima, share, *sum);
+                    sums[token][panel] = simd.add_scaled(minima, share, sums[token][panel]);
                 }
+            }
+        }
+    }
+
+    /// Adds four columns to the integer sums.
+    #[inline(always)]
+    fn add_quad<S: Simd, const P: usize, const T: usize>(
+        &self,
+        simd: S,
+        panels: [&Panel; P],
+        packs: [&Q8Pack; T],
+        group: usize,
+        quad: usize,
+        counts: &mut [[S::Counts; P]; T],
+    ) {
+        for panel in 0..P {
+            let weights = simd.load_quads(&panels[panel].quants[group][quad]);
+            for token in 0..T {
+                let values = &packs[token].quants[group].as_chunks::<4>().0[quad];
+                let count = &mut counts[token][panel];
+                *count = if M::WIDE {
+                    simd.dot_quads::<true>(*count, weights, values)
+                } else {
+                    simd.dot_quads::<false>(*count, weights, values)
+                };
             }
         }
     }
