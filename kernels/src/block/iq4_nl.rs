@@ -4,8 +4,8 @@
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are indices 0–15 and high nibbles 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at, parts,
-    raised, store_nibbles, words_of_two,
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
+    of_one_length, parts, raised, store_nibbles, words_of_two,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -40,8 +40,9 @@ impl QuantisedBlock for IQ4NL {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        for group in 0..rows[0].len() {
-            let blocks = blocks_at(rows, group);
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
             let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
             simd.store_rows(scales, &mut panel.scales[0][group]);
             let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);

@@ -90,8 +90,19 @@ pub(crate) trait QuantisedBlock: Block {
     fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel);
 }
 
-/// The blocks of 256 columns, of sixteen rows.
+/// The blocks of 256 columns, of sixteen rows; as many in each.
 pub(crate) type PackRows<'a, R> = [&'a [R]; PANEL_ROWS];
+
+/// The same rows, all cut to one length, so that the compiler sees that they have it.
+#[inline(always)]
+fn of_one_length<'a, R>(rows: &PackRows<'a, R>) -> (PackRows<'a, R>, usize) {
+    let length = rows[0].len();
+    let mut cut = *rows;
+    for row in &mut cut {
+        *row = &row[..length];
+    }
+    (cut, length)
+}
 
 /// A quantised format that unpacks one row at a time, which is simpler and slower.
 pub(crate) trait RowBlock: Block {

@@ -4,8 +4,8 @@
 //! 17 bytes: `e` (1), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, parts, raised,
-    store_nibbles,
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, of_one_length, parts,
+    raised, store_nibbles,
 };
 use crate::arch::{PANEL_ROWS, Simd};
 use crate::panel::Panel;
@@ -40,8 +40,9 @@ impl QuantisedBlock for MXFP4 {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        for group in 0..rows[0].len() {
-            let blocks = blocks_at(rows, group);
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
             let mut scales = [0.0; PANEL_ROWS];
             for (scale, block) in scales.iter_mut().zip(blocks) {
                 *scale = half_power(block[0]);

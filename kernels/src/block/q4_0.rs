@@ -3,8 +3,8 @@
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, parts,
-    store_nibbles, words_of_two,
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, of_one_length,
+    parts, store_nibbles, words_of_two,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -39,8 +39,9 @@ impl QuantisedBlock for Q4_0 {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        for group in 0..rows[0].len() {
-            let blocks = blocks_at(rows, group);
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
             let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
             simd.store_rows(scales, &mut panel.scales[0][group]);
             store_nibbles(

@@ -4,8 +4,8 @@
 //! 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, parts,
-    store_nibbles, words_of_four,
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
+    of_one_length, parts, store_nibbles, words_of_four,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -40,8 +40,9 @@ impl QuantisedBlock for Q4_1 {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        for group in 0..rows[0].len() {
-            let blocks = blocks_at(rows, group);
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
             let head = words_of_four(simd, &blocks, 0);
             simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
             simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);

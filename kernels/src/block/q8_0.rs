@@ -4,8 +4,8 @@
 //! hold -128, which the signed dot product allows.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at, parts,
-    words_of_two,
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
+    of_one_length, parts, words_of_two,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -38,8 +38,9 @@ impl QuantisedBlock for Q8_0 {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        for group in 0..rows[0].len() {
-            let blocks = blocks_at(rows, group);
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
             let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
             simd.store_rows(scales, &mut panel.scales[0][group]);
             let quads = simd.interleave(&parts(&blocks, 2));

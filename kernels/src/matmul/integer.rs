@@ -51,8 +51,14 @@ fn multiply_near<F: QuantisedBlock, const NEAR: usize>(
     let mut panels = [Panel::ZERO; PANELS];
     let mut sums = [[[0.0; PANEL_ROWS]; PANELS]; NEAR];
     let sums = &mut sums[..count];
-    for first_row in share.rows.clone().step_by(PANELS * PANEL_ROWS) {
-        let rows = (PANELS * PANEL_ROWS).min(share.rows.end - first_row);
+    // One token is bound by memory: the next strip, which is being fetched, should fit near.
+    let strip_rows = if count == 1 {
+        PANEL_ROWS
+    } else {
+        PANELS * PANEL_ROWS
+    };
+    for first_row in share.rows.clone().step_by(strip_rows) {
+        let rows = strip_rows.min(share.rows.end - first_row);
         let used = rows.div_ceil(PANEL_ROWS);
         sums.fill([[0.0; PANEL_ROWS]; PANELS]);
         for pack in 0..view.row_packs() {
@@ -129,7 +135,7 @@ impl<F: QuantisedBlock> Routine for Unpack<'_, F> {
 fn prefetch_next<S: Simd, R>(simd: S, blocks: &[R], row_bytes: usize) {
     const LINE_BYTES: usize = 64;
     let next = blocks.as_ptr().cast::<u8>();
-    let next = next.wrapping_add(PANELS * PANEL_ROWS * row_bytes);
+    let next = next.wrapping_add(PANEL_ROWS * row_bytes);
     for line in 0..size_of_val(blocks).div_ceil(LINE_BYTES) {
         simd.prefetch(next.wrapping_add(line * LINE_BYTES));
     }
