@@ -2,11 +2,11 @@
 //!
 //! Q8 is the activation side of every integer dot product here. Sixteen values become 16 signed
 //! bytes `q` in -127..=127 and one `f32` scale, `x ≈ scale · q` with `scale = max|x| / 127` and
-//! `q` rounded to nearest, ties to even. Two such halves form a group of 32, which an integer dot
-//! product takes at once: half of its lanes belong to each, so two scales cost no more than one,
-//! and the error is about a quarter smaller in the square than with a scale for 32. The sum of
-//! `scale · Σq` over a group is kept too, because formats with a minimum need `Σx`. Eight groups
-//! form a pack, so that a K-quant block of 256 meets exactly one.
+//! `q` rounded to nearest, ties to even. Two such halves form a group of 32, which shares a weight
+//! scale; a scale of its own for each half makes the error about a quarter smaller in the square.
+//! Sums are kept too: `Σq` of a half, because weights are stored as unsigned bytes with an offset,
+//! and `Σ scale · q` of a group, because formats with a minimum need `Σx`. Eight groups form a
+//! pack, so that a K-quant block of 256 meets exactly one.
 //!
 //! A half whose scale would be below the smallest normal `f32` becomes zeros. Infinite or NaN
 //! values give unspecified results for their rows and never a panic.
@@ -31,8 +31,8 @@ pub(crate) struct Q8Pack {
     pub(crate) scales: [[f32; 8]; 2],
     /// What the quants of a group stand for, summed.
     pub(crate) sums: [f32; 8],
-    /// The first half's part of `sums`, for formats with a minimum per 16.
-    pub(crate) first_sums: [f32; 8],
+    /// The quants of each group's first half, and of its second, summed.
+    pub(crate) counts: [[i16; 8]; 2],
     /// The quants.
     pub(crate) quants: [[i8; GROUP_ELEMENTS]; 8],
 }
@@ -41,7 +41,7 @@ impl Q8Pack {
     const ZERO: Self = Self {
         scales: [[0.0; 8]; 2],
         sums: [0.0; 8],
-        first_sums: [0.0; 8],
+        counts: [[0; 8]; 2],
         quants: [[0; GROUP_ELEMENTS]; 8],
     };
 }
@@ -172,26 +172,16 @@ impl<'a> Q8View<'a> {
         self.columns
     }
 
-    /// Some of the tokens.
-    ///
-    /// # Panics
-    ///
-    /// If the range reaches past the last token.
-    pub fn token_range(&self, tokens: std::ops::Range<usize>) -> Self {
-        let row_packs = self.columns.div_ceil(PACK_ELEMENTS);
-        let packs = &self.packs[tokens.start * row_packs..tokens.end * row_packs];
-        Self {
-            packs,
-            tokens: tokens.len(),
-            columns: self.columns,
-        }
+    /// Packs per token.
+    #[inline(always)]
+    pub(crate) fn row_packs(&self) -> usize {
+        self.columns.div_ceil(PACK_ELEMENTS)
     }
 
-    /// The packs of one token.
+    /// Pack `pack` of token `token`: columns `256·pack..`.
     #[inline(always)]
-    pub(crate) fn token(&self, token: usize) -> &'a [Q8Pack] {
-        let row_packs = self.columns.div_ceil(PACK_ELEMENTS);
-        &self.packs[token * row_packs..][..row_packs]
+    pub(crate) fn pack(&self, token: usize, pack: usize) -> &'a Q8Pack {
+        &self.packs[token * self.row_packs() + pack]
     }
 }
 
@@ -213,7 +203,8 @@ impl Routine for Quantise<'_> {
                 let (scales, sums) = quantise_group(simd, values, quants);
                 pack.scales[0][group] = scales[0];
                 pack.scales[1][group] = scales[1];
-                pack.first_sums[group] = scales[0] * sums[0] as f32;
+                pack.counts[0][group] = sums[0] as i16;
+                pack.counts[1][group] = sums[1] as i16;
                 pack.sums[group] = scales[0].mul_add(sums[0] as f32, scales[1] * sums[1] as f32);
             }
         }

@@ -32,6 +32,7 @@ mod feed_forward;
 mod matmul;
 mod matrix;
 mod norm;
+mod panel;
 mod path;
 mod pool;
 mod rope;

@@ -1,5 +1,7 @@
 //! Which instruction set runs: chosen once, carried as a value.
 
+#[cfg(target_arch = "x86_64")]
+use crate::arch::x86_64;
 use crate::arch::{Routine, Scalar, Simd};
 
 /// The kernels of one instruction set. Holding the value proves that the CPU can run them.
@@ -24,20 +26,21 @@ pub struct UnsupportedPath {
 enum Path {
     Scalar(Scalar),
     #[cfg(target_arch = "x86_64")]
-    Avx2(crate::arch::Avx2),
+    Avx2(x86_64::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(x86_64::AvxVnni),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(x86_64::Avx512),
 }
 
 impl Kernels {
-    /// The environment variable that overrides the choice: `scalar` or `avx2`.
+    /// The environment variable that overrides the choice: `scalar`, `avx2`, `avxvnni` or
+    /// `avx512`.
     pub const ENVIRONMENT_VARIABLE: &'static str = "EMEL_KERNELS";
 
     /// The fastest path of this CPU.
     pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(kernels) = Self::avx2() {
-            return kernels;
-        }
-        Self::scalar()
+        Self::all().pop().unwrap_or_else(Self::scalar)
     }
 
     /// The reference path, on any CPU.
@@ -45,15 +48,6 @@ impl Kernels {
         Self {
             path: Path::Scalar(Scalar),
         }
-    }
-
-    /// AVX2 with FMA and F16C, if the CPU has them.
-    #[cfg(target_arch = "x86_64")]
-    pub fn avx2() -> Option<Self> {
-        let proof = crate::arch::Avx2::detect()?;
-        Some(Self {
-            path: Path::Avx2(proof),
-        })
     }
 
     /// The path that `EMEL_KERNELS` names, or the fastest if it is unset or empty.
@@ -78,18 +72,26 @@ impl Kernels {
 
     /// Every path this CPU can take, slowest first.
     pub fn all() -> Vec<Self> {
-        let mut all = vec![Self::scalar()];
+        let mut paths = vec![Path::Scalar(Scalar)];
         #[cfg(target_arch = "x86_64")]
-        all.extend(Self::avx2());
-        all
+        {
+            paths.extend(x86_64::Avx2::detect().map(Path::Avx2));
+            paths.extend(x86_64::AvxVnni::detect().map(Path::AvxVnni));
+            paths.extend(x86_64::Avx512::detect().map(Path::Avx512));
+        }
+        paths.into_iter().map(|path| Self { path }).collect()
     }
 
-    /// `scalar` or `avx2`.
+    /// `scalar`, `avx2`, `avxvnni` or `avx512`.
     pub fn name(&self) -> &'static str {
         match self.path {
             Path::Scalar(_) => "scalar",
             #[cfg(target_arch = "x86_64")]
             Path::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Path::AvxVnni(_) => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512(_) => "avx512",
         }
     }
 
@@ -99,6 +101,10 @@ impl Kernels {
             Path::Scalar(simd) => simd.run(routine),
             #[cfg(target_arch = "x86_64")]
             Path::Avx2(simd) => simd.run(routine),
+            #[cfg(target_arch = "x86_64")]
+            Path::AvxVnni(simd) => simd.run(routine),
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512(simd) => simd.run(routine),
         }
     }
 }

@@ -45,16 +45,4 @@ impl<'a, T> SharedSlice<'a, T> {
         // SAFETY: in bounds as just checked; exclusive by the caller's promise and the lifetime.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(start), length) }
     }
-
-    /// Writes one element. Panics if it is out of bounds.
-    ///
-    /// # Safety
-    ///
-    /// Nothing else may access this element during the call.
-    #[inline(always)]
-    pub(crate) unsafe fn write(&self, index: usize, value: T) {
-        assert!(index < self.length, "index outside the shared slice");
-        // SAFETY: in bounds as just checked; exclusive by the caller's promise.
-        unsafe { self.pointer.add(index).write(value) }
-    }
 }

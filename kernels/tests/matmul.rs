@@ -119,7 +119,7 @@ proptest! {
 
     #[test]
     fn every_path_returns_the_bits_of_the_scalar_reference(
-        seed: u64, format in any_format(), rows in 1_usize..11, blocks in 1_usize..21,
+        seed: u64, format in any_format(), rows in 1_usize..70, blocks in 1_usize..21,
         tokens in 1_usize..10,
     ) {
         let case = Case::new(seed, format, rows, blocks, tokens);
@@ -134,7 +134,7 @@ proptest! {
 
     #[test]
     fn tokens_together_return_the_bits_of_tokens_one_by_one(
-        seed: u64, format in any_format(), rows in 1_usize..11, blocks in 1_usize..13,
+        seed: u64, format in any_format(), rows in 1_usize..70, blocks in 1_usize..13,
         tokens in 1_usize..40,
     ) {
         let case = Case::new(seed, format, rows, blocks, tokens);

@@ -1,8 +1,8 @@
-//! One vocabulary of vector operations, and one file per instruction set that speaks it.
+//! One vocabulary of vector operations, and one folder per instruction set that speaks it.
 //!
 //! Every kernel of this crate is written once, against [`Simd`]: eight `f32` lanes, thirty-two
-//! bytes, and the handful of operations that quantised dot products need. An instruction set
-//! implements the trait; [`Scalar`] does so with plain loops and is the reference. Because an
+//! bytes, and, in [`Panels`], sixteen rows of a matrix side by side for the integer products. An
+//! instruction set implements the traits; [`Scalar`] does so with plain loops and is the reference. Because an
 //! operation is specified lane by lane, including which products are fused and in which order
 //! lanes are summed, all instruction sets return identical bits, and the property tests hold
 //! them to it.
@@ -12,19 +12,20 @@
 //! function compiled for those features; [`Simd::run`] is that function, entered once per kernel
 //! call by `Kernels::dispatch`.
 //!
-//! NEON or AVX-512 is a new file here and a new arm in `path.rs`.
+//! NEON is a new folder here and a new arm in `path.rs`.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 mod scalar;
-
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx2::Avx2;
+pub(crate) mod x86_64;
+
 pub(crate) use scalar::Scalar;
 
-/// Lanes of the canonical accumulator. Every dot product sums element `i` (or, for integer dots,
-/// the four elements `4j..4j+4` of a group of 32) into a lane that depends only on its index.
+/// Lanes of the canonical accumulator of `f32` dot products: element `i` goes to a lane that
+/// depends only on `i`.
 pub(crate) const LANES: usize = 8;
+
+/// Rows of a matrix that an integer product computes side by side.
+pub(crate) const PANEL_ROWS: usize = 16;
 
 /// A kernel body, generic over the instruction set that will run it.
 pub(crate) trait Routine {
@@ -38,7 +39,7 @@ pub(crate) trait Routine {
 ///
 /// `minimum` and `maximum` return their *second* operand when the comparison is unordered, so that
 /// a NaN there propagates; this is what x86 does and what every implementation must do.
-pub(crate) trait Simd: Copy + Send + Sync + 'static {
+pub(crate) trait Simd: Panels + Send + Sync + 'static {
     /// Eight `f32`.
     type Floats: Copy;
     /// Thirty-two bytes, signed or unsigned as the operation says.
@@ -100,13 +101,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sum(self, lanes: Self::Floats) -> f32;
     /// The greatest lane, by the same tree and the rule of [`Simd::maximum`].
     fn greatest(self, lanes: Self::Floats) -> f32;
-    /// Lanes 0–3 `low`, lanes 4–7 `high`.
-    fn splat_halves(self, low: f32, high: f32) -> Self::Floats;
-
     /// Thirty-two bytes as they are.
     fn load_bytes(self, bytes: &[u8; 32]) -> Self::Bytes;
-    /// Thirty-two signed bytes as they are.
-    fn load_signed(self, bytes: &[i8; 32]) -> Self::Bytes;
+    /// Writes thirty-two bytes.
+    fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; 32]);
     /// The low nibbles of 16 bytes, then their high nibbles.
     fn load_nibbles(self, bytes: &[u8; 16]) -> Self::Bytes;
     /// Byte `i` is `value` where bit `i` of `bits` is set, else 0.
@@ -115,24 +113,79 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn where_bit(self, bytes: Self::Bytes, bit: u8, value: u8) -> Self::Bytes;
     /// Byte `i` is negated (wrapping) where bit `i` of `bits` is set.
     fn negate_where(self, bytes: Self::Bytes, bits: u32) -> Self::Bytes;
-    /// `table[byte]` for bytes below 16.
-    fn look_up(self, table: &[i8; 16], bytes: Self::Bytes) -> Self::Bytes;
     /// `(byte >> SHIFT) & mask` for each byte. The mask must clear the top `SHIFT` bits.
     fn bits<const SHIFT: i32>(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes;
-    /// `byte << 4` for bytes below 16.
-    fn shift_left_4(self, bytes: Self::Bytes) -> Self::Bytes;
     /// `a | b`.
     fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// `byte - value`, wrapping.
-    fn subtract_byte(self, bytes: Self::Bytes, value: u8) -> Self::Bytes;
-    /// Lane `j` is `Σ weights[i]·values[i]` over `i` in `4j..4j+4`, as an exact `f32`.
-    /// Weights are unsigned and at most 128, values signed and at least -127.
-    fn dot_unsigned(self, weights: Self::Bytes, values: Self::Bytes) -> Self::Floats;
-    /// As [`Simd::dot_unsigned`] with signed weights, all 256 values allowed.
-    fn dot_signed(self, weights: Self::Bytes, values: Self::Bytes) -> Self::Floats;
+    /// `byte + value`, wrapping.
+    fn add_byte(self, bytes: Self::Bytes, value: u8) -> Self::Bytes;
     /// Four vectors of integral lanes in `-127..=127`, narrowed to bytes in order. The sums of
     /// the first 16 and of the last are returned.
     fn narrow(self, lanes: [Self::Floats; 4], out: &mut [i8; 32]) -> [i32; 2];
+}
+
+/// Sixteen rows of a matrix side by side: what integer products are made of.
+///
+/// A lane is a row, so no operation here mixes rows, and nothing needs to be summed across lanes.
+pub(crate) trait Panels: Copy {
+    /// One `f32` per row.
+    type Rows: Copy;
+    /// One 32-bit integer per row.
+    type Counts: Copy;
+    /// Four consecutive weights, unsigned bytes, of each row.
+    type Quads: Copy;
+    /// Whether there are registers for two panels times four tokens (32 of 64 bytes), rather than
+    /// one panel times three (16 of 32 bytes).
+    const MANY_REGISTERS: bool;
+
+    /// One value per row.
+    fn load_rows(self, rows: &[f32; PANEL_ROWS]) -> Self::Rows;
+    /// Writes one value per row.
+    fn store_rows(self, rows: Self::Rows, out: &mut [f32; PANEL_ROWS]);
+    /// All rows `value`.
+    fn splat_counts(self, value: i32) -> Self::Counts;
+    /// Four weights per row, row after row.
+    fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> Self::Quads;
+    /// `counts + Σ weights[i]·values[i]` over the four, exactly. Weights are at most 128 unless
+    /// `WIDE`; values are at least -127.
+    fn dot_quads<const WIDE: bool>(
+        self,
+        counts: Self::Counts,
+        weights: Self::Quads,
+        values: &[i8; 4],
+    ) -> Self::Counts;
+    /// The counts as `f32`. They are below 2²⁴ in magnitude, so this is exact.
+    fn counts_as_rows(self, counts: Self::Counts) -> Self::Rows;
+    /// `rows · scale`, rounded.
+    fn scale_rows(self, rows: Self::Rows, scale: f32) -> Self::Rows;
+    /// `a · b + sums`, rounded once.
+    fn add_products(self, a: Self::Rows, b: Self::Rows, sums: Self::Rows) -> Self::Rows;
+    /// `a · scale + sums`, rounded once.
+    fn add_scaled(self, a: Self::Rows, scale: f32, sums: Self::Rows) -> Self::Rows;
+    /// Thirty-two bytes of each row, four at a time: element `q` has bytes `4q..4q + 4`.
+    fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [Self::Quads; 8];
+    /// As [`Panels::interleave`], sixteen bytes.
+    fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [Self::Quads; 4];
+    /// Writes four bytes per row, row after row.
+    fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]);
+    /// Four bytes per row, as a little-endian word each.
+    fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads;
+    /// `(word >> shift) & mask` of each row's four bytes as one word, `mask` repeated in each byte.
+    fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads;
+    /// `a | b << 4`, where no bit of `b` leaves its byte.
+    fn or_shifted(self, a: Self::Quads, b: Self::Quads) -> Self::Quads;
+    /// `table[byte]` for bytes below 16.
+    fn look_up_quads(self, table: &[u8; 16], quads: Self::Quads) -> Self::Quads;
+    /// Every byte's top bit inverted: signed bytes become unsigned ones that are 128 higher.
+    fn raise_quads(self, quads: Self::Quads) -> Self::Quads;
+    /// Byte `index` of each row's four, unsigned.
+    fn byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
+    /// Byte `index` of each row's four, signed.
+    fn signed_byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
+    /// The half-precision value in the low (0) or high (1) two bytes of each row's four.
+    fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
+    /// `a · b`, rounded.
+    fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows;
 }
 
 /// Fewer than eight values, padded with zeros.

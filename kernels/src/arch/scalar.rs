@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 
-use super::{Routine, Simd};
+use super::{PANEL_ROWS, Panels, Routine, Simd};
 
 /// Plain Rust, on any CPU.
 #[derive(Clone, Copy, Debug)]
@@ -149,18 +149,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn splat_halves(self, low: f32, high: f32) -> [f32; 8] {
-        [low, low, low, low, high, high, high, high]
-    }
-
-    #[inline(always)]
     fn load_bytes(self, bytes: &[u8; 32]) -> [u8; 32] {
         *bytes
     }
 
     #[inline(always)]
-    fn load_signed(self, bytes: &[i8; 32]) -> [u8; 32] {
-        bytes.map(|byte| byte as u8)
+    fn store_bytes(self, bytes: [u8; 32], out: &mut [u8; 32]) {
+        *out = bytes;
     }
 
     #[inline(always)]
@@ -196,8 +191,8 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[i8; 16], bytes: [u8; 32]) -> [u8; 32] {
-        bytes.map(|byte| table[usize::from(byte & 15)] as u8)
+    fn add_byte(self, bytes: [u8; 32], value: u8) -> [u8; 32] {
+        bytes.map(|byte| byte.wrapping_add(value))
     }
 
     #[inline(always)]
@@ -206,40 +201,8 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn shift_left_4(self, bytes: [u8; 32]) -> [u8; 32] {
-        bytes.map(|byte| byte << 4)
-    }
-
-    #[inline(always)]
     fn or(self, a: [u8; 32], b: [u8; 32]) -> [u8; 32] {
         std::array::from_fn(|index| a[index] | b[index])
-    }
-
-    #[inline(always)]
-    fn subtract_byte(self, bytes: [u8; 32], value: u8) -> [u8; 32] {
-        bytes.map(|byte| byte.wrapping_sub(value))
-    }
-
-    #[inline(always)]
-    fn dot_unsigned(self, weights: [u8; 32], values: [u8; 32]) -> [f32; 8] {
-        std::array::from_fn(|lane| {
-            let quad = 4 * lane..4 * lane + 4;
-            let sum: i32 = quad
-                .map(|index| i32::from(weights[index]) * i32::from(values[index] as i8))
-                .sum();
-            sum as f32
-        })
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, weights: [u8; 32], values: [u8; 32]) -> [f32; 8] {
-        std::array::from_fn(|lane| {
-            let quad = 4 * lane..4 * lane + 4;
-            let sum: i32 = quad
-                .map(|index| i32::from(weights[index] as i8) * i32::from(values[index] as i8))
-                .sum();
-            sum as f32
-        })
     }
 
     #[inline(always)]
@@ -249,6 +212,129 @@ impl Simd for Scalar {
         }
         let sum = |half: &[i8]| half.iter().map(|&byte| i32::from(byte)).sum();
         [sum(&out[..16]), sum(&out[16..])]
+    }
+}
+
+impl Panels for Scalar {
+    type Rows = [f32; PANEL_ROWS];
+    type Counts = [i32; PANEL_ROWS];
+    type Quads = [[u8; 4]; PANEL_ROWS];
+    const MANY_REGISTERS: bool = false;
+
+    #[inline(always)]
+    fn load_rows(self, rows: &[f32; PANEL_ROWS]) -> Self::Rows {
+        *rows
+    }
+
+    #[inline(always)]
+    fn store_rows(self, rows: Self::Rows, out: &mut [f32; PANEL_ROWS]) {
+        *out = rows;
+    }
+
+    #[inline(always)]
+    fn splat_counts(self, value: i32) -> Self::Counts {
+        [value; PANEL_ROWS]
+    }
+
+    #[inline(always)]
+    fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> Self::Quads {
+        let (quads, _) = quads.as_chunks();
+        std::array::from_fn(|row| quads[row])
+    }
+
+    #[inline(always)]
+    fn dot_quads<const WIDE: bool>(
+        self,
+        counts: Self::Counts,
+        weights: Self::Quads,
+        values: &[i8; 4],
+    ) -> Self::Counts {
+        std::array::from_fn(|row| {
+            let pairs = weights[row].into_iter().zip(values);
+            let products = pairs.map(|(weight, value)| i32::from(weight) * i32::from(*value));
+            counts[row] + products.sum::<i32>()
+        })
+    }
+
+    #[inline(always)]
+    fn counts_as_rows(self, counts: Self::Counts) -> Self::Rows {
+        counts.map(|count| count as f32)
+    }
+
+    #[inline(always)]
+    fn scale_rows(self, rows: Self::Rows, scale: f32) -> Self::Rows {
+        rows.map(|row| row * scale)
+    }
+
+    #[inline(always)]
+    fn add_products(self, a: Self::Rows, b: Self::Rows, sums: Self::Rows) -> Self::Rows {
+        std::array::from_fn(|row| a[row].mul_add(b[row], sums[row]))
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, a: Self::Rows, scale: f32, sums: Self::Rows) -> Self::Rows {
+        std::array::from_fn(|row| a[row].mul_add(scale, sums[row]))
+    }
+
+    #[inline(always)]
+    fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [Self::Quads; 8] {
+        std::array::from_fn(|quad| rows.map(|row| row.as_chunks::<4>().0[quad]))
+    }
+
+    #[inline(always)]
+    fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [Self::Quads; 4] {
+        std::array::from_fn(|quad| rows.map(|row| row.as_chunks::<4>().0[quad]))
+    }
+
+    #[inline(always)]
+    fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]) {
+        out.copy_from_slice(quads.as_flattened());
+    }
+
+    #[inline(always)]
+    fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads {
+        words.map(u32::to_le_bytes)
+    }
+
+    #[inline(always)]
+    fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads {
+        let mask = u32::from_le_bytes([mask; 4]);
+        quads.map(|quad| ((u32::from_le_bytes(quad) >> shift) & mask).to_le_bytes())
+    }
+
+    #[inline(always)]
+    fn or_shifted(self, a: Self::Quads, b: Self::Quads) -> Self::Quads {
+        std::array::from_fn(|row| std::array::from_fn(|index| a[row][index] | b[row][index] << 4))
+    }
+
+    #[inline(always)]
+    fn look_up_quads(self, table: &[u8; 16], quads: Self::Quads) -> Self::Quads {
+        quads.map(|quad| quad.map(|byte| table[usize::from(byte & 15)]))
+    }
+
+    #[inline(always)]
+    fn raise_quads(self, quads: Self::Quads) -> Self::Quads {
+        quads.map(|quad| quad.map(|byte| byte ^ 0x80))
+    }
+
+    #[inline(always)]
+    fn byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        quads.map(|quad| f32::from(quad[index as usize]))
+    }
+
+    #[inline(always)]
+    fn signed_byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        quads.map(|quad| f32::from(quad[index as usize] as i8))
+    }
+
+    #[inline(always)]
+    fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        quads.map(|quad| self.f16(quad.as_chunks().0[index as usize]))
+    }
+
+    #[inline(always)]
+    fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
+        std::array::from_fn(|row| a[row] * b[row])
     }
 }
 

@@ -6,9 +6,9 @@
 //! the dot product go through vectors.
 
 use super::code_books::IQ1_S;
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed_halves};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, RowBlock, SignedHalves};
 use crate::arch::{Scalar, Simd};
+use crate::panel::RowPack;
 
 /// A format of 256 weights from a code book.
 pub(crate) trait CodedBlock: 'static {
@@ -22,7 +22,7 @@ pub(crate) trait CodedBlock: 'static {
 
 /// 32 weights: `scale · ±weight`, one scale for each half.
 pub(crate) struct CodedGroup {
-    /// Signed bytes, none of them -128.
+    /// Signed bytes, at most 62 in magnitude.
     pub(super) weights: [u8; 32],
     /// Which weights to negate.
     pub(super) negative: u32,
@@ -30,7 +30,7 @@ pub(crate) struct CodedGroup {
     pub(super) scales: [f32; 2],
 }
 
-/// Implements [`Block`] and [`QuantisedBlock`] for [`CodedBlock`]s.
+/// Implements [`Block`] and [`RowBlock`] for [`CodedBlock`]s.
 macro_rules! coded_blocks {
     ($($block:ty),* $(,)?) => {$(
         impl Block for $block {
@@ -49,16 +49,14 @@ macro_rules! coded_blocks {
             }
         }
 
-        impl QuantisedBlock for $block {
+        impl RowBlock for $block {
+            // Halves also where a format has one scale per 32: these are bound by their look-ups.
+            type Meaning = SignedHalves;
+            const OFFSET_LOG2: u32 = 6;
+
             #[inline(always)]
-            fn accumulate<S: Simd, const T: usize>(
-                simd: S,
-                raw: &Self::Raw,
-                packs: [&Q8Pack; T],
-                _group: usize,
-                sums: &mut [S::Floats; T],
-            ) {
-                accumulate::<$block, S, T>(simd, raw, packs, sums);
+            fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+                unpack::<$block, S>(simd, &blocks[0], out);
             }
         }
     )*};
@@ -87,17 +85,14 @@ fn dequantise<C: CodedBlock>(raw: &C::Raw, out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn accumulate<C: CodedBlock, S: Simd, const T: usize>(
-    simd: S,
-    raw: &C::Raw,
-    packs: [&Q8Pack; T],
-    sums: &mut [S::Floats; T],
-) {
+fn unpack<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw, out: &mut RowPack) {
     let scale = simd.f16(C::scale(raw));
     for index in 0..8 {
         let group = C::group(raw, scale, index);
         let weights = simd.negate_where(simd.load_bytes(&group.weights), group.negative);
-        accumulate_signed_halves(simd, weights, group.scales, packs, index, sums);
+        simd.store_bytes(simd.add_byte(weights, 64), &mut out.quants[index]);
+        out.scales[0][index] = group.scales[0];
+        out.scales[1][index] = group.scales[1];
     }
 }
 

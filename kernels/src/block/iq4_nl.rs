@@ -3,9 +3,12 @@
 //!
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are indices 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
+    of_one_length, parts, raised, store_nibbles, words_of_two,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 18 bytes.
 pub(crate) enum IQ4NL {}
@@ -32,17 +35,19 @@ impl Block for IQ4NL {
 }
 
 impl QuantisedBlock for IQ4NL {
+    type Meaning = SignedWide;
+    const OFFSET_LOG2: u32 = 7;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let weights = simd.look_up(&STEPS, simd.load_nibbles(part(raw, 2)));
-        accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
+            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
+            simd.store_rows(scales, &mut panel.scales[0][group]);
+            let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);
+            store_nibbles(simd, &parts(&blocks, 2), look_up, &mut panel.quants[group]);
+        }
     }
 }
 
@@ -50,3 +55,6 @@ impl QuantisedBlock for IQ4NL {
 pub(super) const STEPS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
+
+/// The steps, 128 higher.
+pub(super) const RAISED_STEPS: [u8; 16] = raised(STEPS, 128);

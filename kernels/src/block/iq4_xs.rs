@@ -4,10 +4,13 @@
 //! 136 bytes: `d` (2), the upper two bits of the scales (2), the lower four (4, first group in the
 //! low nibble), then 16 bytes per group whose low nibbles are indices 0–15 and high nibbles 16–31.
 
-use super::iq4_nl::STEPS;
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::iq4_nl::{RAISED_STEPS, STEPS};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at, part, parts,
+    store_nibbles,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 256 weights in 136 bytes.
 pub(crate) enum IQ4XS {}
@@ -38,19 +41,21 @@ impl Block for IQ4XS {
 }
 
 impl QuantisedBlock for IQ4XS {
+    type Meaning = SignedWide;
+    const OFFSET_LOG2: u32 = 7;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scales = unpack_scales(simd.f16(*part(raw, 0)), part(raw, 2));
-        for (group, scale) in scales.into_iter().enumerate() {
-            let nibbles = simd.load_nibbles(part(raw, 8 + 16 * group));
-            let weights = simd.look_up(&STEPS, nibbles);
-            accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        for (row, block) in blocks.iter().enumerate() {
+            let scales = unpack_scales(simd.f16(*part(*block, 0)), part(*block, 2));
+            for (group, scale) in scales.into_iter().enumerate() {
+                panel.scales[0][group][row] = scale;
+            }
+        }
+        let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);
+        for (group, quants) in panel.quants.iter_mut().enumerate() {
+            store_nibbles(simd, &parts(&blocks, 8 + 16 * group), look_up, quants);
         }
     }
 }

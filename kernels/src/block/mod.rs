@@ -4,8 +4,8 @@
 //! gives its format's [`Block`] (size and exact dequantisation) and one of two ways to multiply:
 //!
 //! * [`FloatBlock`]: the weights are floats and meet `f32` activations directly;
-//! * [`QuantisedBlock`]: the weights are small integers and meet Q8 activations (see
-//!   `activations.rs`) in an integer dot product per group of 32, scaled into `f32` lanes.
+//! * [`QuantisedBlock`]: the weights are small integers, which a format unpacks to unsigned bytes
+//!   with their scales, and meet Q8 activations (see `activations.rs`) in integer dot products.
 //!
 //! The IQ1 to IQ3 formats, whose weights are indices into code books, share `coded.rs` and the
 //! tables of `code_books.rs`.
@@ -40,8 +40,9 @@ mod q8_0;
 mod tq1_0;
 mod tq2_0;
 
-use crate::activations::Q8Pack;
-use crate::arch::Simd;
+use crate::activations::GROUP_ELEMENTS;
+use crate::arch::{PANEL_ROWS, Simd};
+use crate::panel::{Panel, RowPack, assemble};
 
 /// How a dot product wants the activations of a format's matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,84 +80,177 @@ pub(crate) trait FloatBlock: Block {
 
 /// A format whose weights meet Q8 activations. A block is 32 or 256 weights.
 pub(crate) trait QuantisedBlock: Block {
-    /// Adds one block of weights times the matching activations of `T` tokens into `sums`.
-    ///
-    /// `packs` hold 256 activations; a block of 32 meets group `group` of them, a block of 256
-    /// all (and `group` is 0). The weights are unpacked once for all tokens.
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    );
+    /// What unpacked bytes and scales stand for.
+    type Meaning: Meaning;
+    /// What is to be subtracted from an unpacked byte, as a power of two: its logarithm. Not used
+    /// by formats with a minimum.
+    const OFFSET_LOG2: u32 = 0;
+    /// Unpacks up to 256 consecutive columns of sixteen rows: of each row one block of 256, or up
+    /// to eight of 32.
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel);
+}
+
+/// The blocks of 256 columns, of sixteen rows; as many in each.
+pub(crate) type PackRows<'a, R> = [&'a [R]; PANEL_ROWS];
+
+/// The same rows, all cut to one length, so that the compiler sees that they have it.
+#[inline(always)]
+fn of_one_length<'a, R>(rows: &PackRows<'a, R>) -> (PackRows<'a, R>, usize) {
+    let length = rows[0].len();
+    let mut cut = *rows;
+    for row in &mut cut {
+        *row = &row[..length];
+    }
+    (cut, length)
+}
+
+/// A quantised format that unpacks one row at a time, which is simpler and slower.
+pub(crate) trait RowBlock: Block {
+    /// As [`QuantisedBlock::Meaning`].
+    type Meaning: Meaning;
+    /// As [`QuantisedBlock::OFFSET_LOG2`].
+    const OFFSET_LOG2: u32 = 0;
+    /// Unpacks up to 256 consecutive weights of a row.
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack);
+}
+
+impl<F: RowBlock> QuantisedBlock for F {
+    type Meaning = F::Meaning;
+    const OFFSET_LOG2: u32 = F::OFFSET_LOG2;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, F::Raw>, panel: &mut Panel) {
+        let mut packs = [RowPack::ZERO; PANEL_ROWS];
+        for (row, pack) in rows.iter().zip(&mut packs) {
+            F::unpack_row(simd, row, pack);
+        }
+        let groups = rows[0].len() * F::ELEMENTS / GROUP_ELEMENTS;
+        assemble::<S, F::Meaning>(simd, &packs, groups, panel);
+    }
+}
+
+/// Block `index` of each row.
+#[inline(always)]
+fn blocks_at<'a, R>(rows: &PackRows<'a, R>, index: usize) -> [&'a R; PANEL_ROWS] {
+    let mut blocks = [&rows[0][index]; PANEL_ROWS];
+    for (block, row) in blocks.iter_mut().zip(rows) {
+        *block = &row[index];
+    }
+    blocks
+}
+
+/// `N` bytes of each block from `offset`.
+#[inline(always)]
+fn parts<'a, const N: usize, const B: usize>(
+    blocks: &[&'a [u8; B]; PANEL_ROWS],
+    offset: usize,
+) -> [&'a [u8; N]; PANEL_ROWS] {
+    let mut parts = [part(blocks[0], offset); PANEL_ROWS];
+    for (part_of, block) in parts.iter_mut().zip(blocks) {
+        *part_of = part(*block, offset);
+    }
+    parts
+}
+
+/// Two bytes of each block from `offset`, as words.
+#[inline(always)]
+fn words_of_two<S: Simd, const B: usize>(
+    simd: S,
+    blocks: &[&[u8; B]; PANEL_ROWS],
+    offset: usize,
+) -> S::Quads {
+    let mut words = [0; PANEL_ROWS];
+    for (word, block) in words.iter_mut().zip(blocks) {
+        *word = u32::from(u16::from_le_bytes(*part(*block, offset)));
+    }
+    simd.load_words(&words)
+}
+
+/// Four bytes of each block from `offset`, as words.
+#[inline(always)]
+fn words_of_four<S: Simd, const B: usize>(
+    simd: S,
+    blocks: &[&[u8; B]; PANEL_ROWS],
+    offset: usize,
+) -> S::Quads {
+    let mut words = [0; PANEL_ROWS];
+    for (word, block) in words.iter_mut().zip(blocks) {
+        *word = u32::from_le_bytes(*part(*block, offset));
+    }
+    simd.load_words(&words)
+}
+
+/// Writes the low nibbles of sixteen bytes per row as columns 0–15 of a group, the high nibbles as
+/// columns 16–31, each through `convert`.
+#[inline(always)]
+fn store_nibbles<S: Simd>(
+    simd: S,
+    bytes: &[&[u8; 16]; PANEL_ROWS],
+    convert: impl Fn(S::Quads) -> S::Quads,
+    group: &mut [[u8; 4 * PANEL_ROWS]; 8],
+) {
+    let quads = simd.interleave_half(bytes);
+    for (quad, quads) in quads.into_iter().enumerate() {
+        simd.store_quads(convert(simd.quad_bits(quads, 0, 15)), &mut group[quad]);
+        simd.store_quads(convert(simd.quad_bits(quads, 4, 15)), &mut group[quad + 4]);
+    }
+}
+
+/// How a weight follows from its unpacked byte `q`, as constants that a kernel is compiled for.
+pub(crate) trait Meaning: 'static {
+    /// `w = scale · q + minimum` if set, else `w = scale · (q - 2^OFFSET_LOG2)`.
+    const HAS_MINIMUM: bool;
+    /// Scales and minima are per 16 weights rather than 32.
+    const HALVES: bool;
+    /// Bytes may be above 128.
+    const WIDE: bool;
+}
+
+/// Declares the meanings that formats have.
+macro_rules! meanings {
+    ($($name:ident: $minimum:literal, $halves:literal, $wide:literal, $documentation:literal;)*) => {$(
+        #[doc = $documentation]
+        pub(crate) enum $name {}
+
+        impl Meaning for $name {
+            const HAS_MINIMUM: bool = $minimum;
+            const HALVES: bool = $halves;
+            const WIDE: bool = $wide;
+        }
+    )*};
+}
+
+meanings! {
+    Signed: false, false, false, "An offset, a scale per 32.";
+    SignedWide: false, false, true, "An offset, a scale per 32, bytes of any value.";
+    SignedHalves: false, true, false, "An offset, a scale per 16.";
+    WithMinimum: true, false, false, "A scale and a minimum per 32.";
+    WithMinimumHalves: true, true, false, "A scale and a minimum per 16.";
 }
 
 /// The widest block of any format.
 pub(crate) const BLOCK_ELEMENTS_MAX: usize = 256;
 
-/// Adds 32 signed weights of one scale times the activations of group `group`.
+/// The four bit pairs of 32 bytes, lowest first.
 #[inline(always)]
-fn accumulate_signed<S: Simd, const T: usize>(
-    simd: S,
-    weights: S::Bytes,
-    scale: f32,
-    packs: [&Q8Pack; T],
-    group: usize,
-    sums: &mut [S::Floats; T],
-) {
-    for (pack, sum) in packs.into_iter().zip(sums) {
-        let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
-        *sum = simd.fused_multiply_add(dot, half_scales(simd, scale, pack, group), *sum);
-    }
+fn bit_pairs<S: Simd>(simd: S, bytes: S::Bytes) -> [S::Bytes; 4] {
+    [
+        simd.bits::<0>(bytes, 3),
+        simd.bits::<2>(bytes, 3),
+        simd.bits::<4>(bytes, 3),
+        simd.bits::<6>(bytes, 3),
+    ]
 }
 
-/// Adds 32 signed weights, of one scale per half, times the activations of group `group`.
-#[inline(always)]
-fn accumulate_signed_halves<S: Simd, const T: usize>(
-    simd: S,
-    weights: S::Bytes,
-    scales: [f32; 2],
-    packs: [&Q8Pack; T],
-    group: usize,
-    sums: &mut [S::Floats; T],
-) {
-    for (pack, sum) in packs.into_iter().zip(sums) {
-        // Weights 0–15 of a group fall into lanes 0–3, weights 16–31 into lanes 4–7.
-        let dot = simd.dot_signed(weights, simd.load_signed(&pack.quants[group]));
-        let [first, second] = [pack.scales[0][group], pack.scales[1][group]];
-        let product = simd.splat_halves(scales[0] * first, scales[1] * second);
-        *sum = simd.fused_multiply_add(dot, product, *sum);
+/// A table of signed values moved up by `offset`, so that none is negative.
+const fn raised(table: [i8; 16], offset: i16) -> [u8; 16] {
+    let mut raised = [0; 16];
+    let mut index = 0;
+    while index < 16 {
+        raised[index] = (table[index] as i16 + offset) as u8;
+        index += 1;
     }
-}
-
-/// `scale` times the two scales of a group of activations, each in the lanes of its half.
-#[inline(always)]
-fn half_scales<S: Simd>(simd: S, scale: f32, pack: &Q8Pack, group: usize) -> S::Floats {
-    let [first, second] = [pack.scales[0][group], pack.scales[1][group]];
-    simd.splat_halves(scale * first, scale * second)
-}
-
-/// Adds 32 unsigned weights of one scale and one minimum: `w = scale·q + minimum`.
-///
-/// The minimum's share, `minimum · Σx`, goes in equal parts to the eight lanes, which costs one
-/// fused operation and no second accumulator; an eighth is exact.
-#[inline(always)]
-fn accumulate_with_minimum<S: Simd, const T: usize>(
-    simd: S,
-    weights: S::Bytes,
-    [scale, minimum]: [f32; 2],
-    packs: [&Q8Pack; T],
-    group: usize,
-    sums: &mut [S::Floats; T],
-) {
-    let eighth = simd.splat(minimum * 0.125);
-    for (pack, sum) in packs.into_iter().zip(sums) {
-        let dot = simd.dot_unsigned(weights, simd.load_signed(&pack.quants[group]));
-        let scale = half_scales(simd, scale, pack, group);
-        let with_minimum = simd.fused_multiply_add(eighth, simd.splat(pack.sums[group]), *sum);
-        *sum = simd.fused_multiply_add(dot, scale, with_minimum);
-    }
+    raised
 }
 
 /// `N` bytes of a block from `offset`; the compiler sees that they are inside.

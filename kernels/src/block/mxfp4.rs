@@ -3,9 +3,12 @@
 //!
 //! 17 bytes: `e` (1), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, part};
-use crate::activations::Q8Pack;
-use crate::arch::Simd;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, of_one_length, parts,
+    raised, store_nibbles,
+};
+use crate::arch::{PANEL_ROWS, Simd};
+use crate::panel::Panel;
 
 /// 32 weights in 17 bytes.
 pub(crate) enum MXFP4 {}
@@ -32,21 +35,30 @@ impl Block for MXFP4 {
 }
 
 impl QuantisedBlock for MXFP4 {
+    type Meaning = Signed;
+    const OFFSET_LOG2: u32 = 4;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let weights = simd.look_up(&DOUBLED, simd.load_nibbles(part(raw, 1)));
-        accumulate_signed(simd, weights, half_power(raw[0]), packs, group, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
+            let mut scales = [0.0; PANEL_ROWS];
+            for (scale, block) in scales.iter_mut().zip(blocks) {
+                *scale = half_power(block[0]);
+            }
+            panel.scales[0][group] = scales;
+            let look_up = |quads| simd.look_up_quads(&RAISED, quads);
+            store_nibbles(simd, &parts(&blocks, 1), look_up, &mut panel.quants[group]);
+        }
     }
 }
 
 /// Twice what the sixteen E2M1 floats stand for; bit 3 is the sign.
 const DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// The table, 16 higher.
+const RAISED: [u8; 16] = raised(DOUBLED, 16);
 
 /// `2^(exponent - 128)`: half of the shared scale, because the table is doubled. The two smallest
 /// are subnormal.

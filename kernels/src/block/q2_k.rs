@@ -5,9 +5,9 @@
 //! of bit pairs, `d` (2), `dmin` (2). Weights come in two halves of 128, each of four runs of 32:
 //! run `r` of a half lies in bits `2r..2r+2` of the half's 32 bytes.
 
-use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, RowBlock, WithMinimumHalves, bit_pairs, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 256 weights in 84 bytes.
 pub(crate) enum Q2K {}
@@ -37,50 +37,25 @@ impl Block for Q2K {
     }
 }
 
-impl QuantisedBlock for Q2K {
-    #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let (scales, minima) = split_nibbles(part(raw, 0));
-        let minimum = simd.splat(-simd.f16(*part(raw, 82)));
-        let scale = simd.splat(simd.f16(*part(raw, 80)));
-        let minima = minima.map(|half| simd.multiply(minimum, simd.load_small(&half)));
-        let scales = scales.map(|half| simd.multiply(scale, simd.load_small(&half)));
+impl RowBlock for Q2K {
+    type Meaning = WithMinimumHalves;
 
-        // Lane `g` of the minima's share belongs to run `g`; only the sum of lanes matters.
-        let mut products = [[[0.0; 8]; 2]; T];
-        for token in 0..T {
-            let pack = packs[token];
-            let first = simd.load(&pack.first_sums);
-            let second = simd.subtract(simd.load(&pack.sums), first);
-            sums[token] = simd.fused_multiply_add(minima[0], first, sums[token]);
-            sums[token] = simd.fused_multiply_add(minima[1], second, sums[token]);
-            for half in 0..2 {
-                let product = simd.multiply(scales[half], simd.load(&pack.scales[half]));
-                simd.store(product, &mut products[token][half]);
-            }
-        }
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
+        let (scales, minima) = split_nibbles(part(raw, 0));
+        let scale = simd.splat(simd.f16(*part(raw, 80)));
+        let minimum = simd.splat(-simd.f16(*part(raw, 82)));
         for half in 0..2 {
+            let scales = simd.multiply(scale, simd.load_small(&scales[half]));
+            let minima = simd.multiply(minimum, simd.load_small(&minima[half]));
+            simd.store(scales, &mut out.scales[half]);
+            simd.store(minima, &mut out.minima[half]);
+        }
+        for (half, quants) in out.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let packed = simd.load_bytes(part(raw, 16 + 32 * half));
-            let runs = [
-                simd.bits::<0>(packed, 3),
-                simd.bits::<2>(packed, 3),
-                simd.bits::<4>(packed, 3),
-                simd.bits::<6>(packed, 3),
-            ];
-            for (run, weights) in (4 * half..).zip(runs) {
-                for token in 0..T {
-                    let quants = simd.load_signed(&packs[token].quants[run]);
-                    let dot = simd.dot_unsigned(weights, quants);
-                    let [first, second] = &products[token];
-                    let product = simd.splat_halves(first[run], second[run]);
-                    sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
-                }
+            for (pairs, quants) in bit_pairs(simd, packed).into_iter().zip(quants) {
+                simd.store_bytes(pairs, quants);
             }
         }
     }

@@ -9,9 +9,9 @@
 //! The packed twelve bytes `p`: scale `g` has its low four bits in `p[g mod 8]` (the low nibble
 //! for groups 0–7) and its upper two in bits `2k..2k+2` of `p[8 + g mod 4]`, `k = g / 4`.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed_halves, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, RowBlock, SignedHalves, bit_pairs, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 256 weights in 110 bytes.
 pub(crate) enum Q3K {}
@@ -41,30 +41,24 @@ impl Block for Q3K {
     }
 }
 
-impl QuantisedBlock for Q3K {
+impl RowBlock for Q3K {
+    type Meaning = SignedHalves;
+    const OFFSET_LOG2: u32 = 2;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
         let scales = unpack_scales(simd.f16(*part(raw, 108)), part(raw, 96));
+        for group in 0..8 {
+            out.scales[0][group] = scales[2 * group];
+            out.scales[1][group] = scales[2 * group + 1];
+        }
         let third = simd.load_bytes(part(raw, 0));
         for half in 0..2 {
             let packed = simd.load_bytes(part(raw, 32 + 32 * half));
-            let runs = [
-                simd.bits::<0>(packed, 3),
-                simd.bits::<2>(packed, 3),
-                simd.bits::<4>(packed, 3),
-                simd.bits::<6>(packed, 3),
-            ];
-            for (run, pairs) in (4 * half..).zip(runs) {
-                let unsigned = simd.or(pairs, simd.where_bit(third, 1 << run, 4));
-                let weights = simd.subtract_byte(unsigned, 4);
-                let scales = [scales[2 * run], scales[2 * run + 1]];
-                accumulate_signed_halves(simd, weights, scales, packs, run, sums);
+            for (group, pairs) in (4 * half..).zip(bit_pairs(simd, packed)) {
+                let weights = simd.or(pairs, simd.where_bit(third, 1 << group, 4));
+                simd.store_bytes(weights, &mut out.quants[group]);
             }
         }
     }

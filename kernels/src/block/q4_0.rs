@@ -2,9 +2,12 @@
 //!
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, of_one_length,
+    parts, store_nibbles, words_of_two,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 18 bytes.
 pub(crate) enum Q4_0 {}
@@ -31,16 +34,22 @@ impl Block for Q4_0 {
 }
 
 impl QuantisedBlock for Q4_0 {
+    type Meaning = Signed;
+    const OFFSET_LOG2: u32 = 3;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let weights = simd.subtract_byte(simd.load_nibbles(part(raw, 2)), 8);
-        accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
+            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
+            simd.store_rows(scales, &mut panel.scales[0][group]);
+            store_nibbles(
+                simd,
+                &parts(&blocks, 2),
+                |quads| quads,
+                &mut panel.quants[group],
+            );
+        }
     }
 }

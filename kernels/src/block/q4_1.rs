@@ -3,9 +3,12 @@
 //! 20 bytes: `d` (2), `m` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles
 //! 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_with_minimum, half_at, part};
-use crate::activations::Q8Pack;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
+    of_one_length, parts, store_nibbles, words_of_four,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 20 bytes.
 pub(crate) enum Q4_1 {}
@@ -33,17 +36,22 @@ impl Block for Q4_1 {
 }
 
 impl QuantisedBlock for Q4_1 {
+    type Meaning = WithMinimum;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let minimum = simd.f16(*part(raw, 2));
-        let weights = simd.load_nibbles(part(raw, 4));
-        accumulate_with_minimum(simd, weights, [scale, minimum], packs, group, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
+            let head = words_of_four(simd, &blocks, 0);
+            simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
+            simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);
+            store_nibbles(
+                simd,
+                &parts(&blocks, 4),
+                |quads| quads,
+                &mut panel.quants[group],
+            );
+        }
     }
 }

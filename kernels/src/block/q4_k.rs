@@ -8,9 +8,11 @@
 //! their minimum in those of `p[4+g]`; groups 4–7 have the low four bits of both in `p[8+g-4]`
 //! (scale in the low nibble) and the upper two in the top bits of `p[g-4]` and `p[g]`.
 
-use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
-use crate::activations::Q8Pack;
-use crate::arch::Simd;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
+};
+use crate::arch::{PANEL_ROWS, Simd};
+use crate::panel::Panel;
 
 /// 256 weights in 144 bytes.
 pub(crate) enum Q4K {}
@@ -42,71 +44,56 @@ impl Block for Q4K {
 }
 
 impl QuantisedBlock for Q4K {
+    type Meaning = WithMinimum;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let products = begin(simd, part(raw, 0), packs, sums);
-        for pair in 0..4 {
-            let nibbles = simd.load_bytes(part(raw, 16 + 32 * pair));
-            let weights = [simd.bits::<0>(nibbles, 15), simd.bits::<4>(nibbles, 15)];
-            accumulate_pair(simd, weights, &products, packs, pair, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        unpack_head(simd, &parts(&blocks, 0), panel);
+        for (pair, quants) in panel.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let quads = simd.interleave(&parts(&blocks, 16 + 32 * pair));
+            for (quad, quads) in quads.into_iter().enumerate() {
+                simd.store_quads(simd.quad_bits(quads, 0, 15), &mut quants[0][quad]);
+                simd.store_quads(simd.quad_bits(quads, 4, 15), &mut quants[1][quad]);
+            }
         }
     }
 }
 
-/// Per token and half, the scales of weights and activations multiplied, for the eight groups.
-pub(super) type Products<const T: usize> = [[[f32; 8]; 2]; T];
-
-/// Adds the minima's share to the sums and returns the scales of the groups. `head` is what Q4_K
-/// and Q5_K blocks begin with: `d`, `dmin` and the packed scales and minima.
+/// Unpacks what Q4_K and Q5_K blocks begin with: `d`, `dmin` and the packed scales and minima, as
+/// [`unpack_scales`] does for one row.
 #[inline(always)]
-pub(super) fn begin<S: Simd, const T: usize>(
-    simd: S,
-    head: &[u8; 16],
-    packs: [&Q8Pack; T],
-    sums: &mut [S::Floats; T],
-) -> Products<T> {
-    let (scales, minima) = unpack_scales(part(head, 4));
-    let scale = simd.splat(simd.f16(*part(head, 0)));
-    let minimum = simd.splat(-simd.f16(*part(head, 2)));
-    let scales = simd.multiply(scale, simd.load_small(&scales));
-    let minima = simd.multiply(minimum, simd.load_small(&minima));
-
-    // Lane `g` of the minima's share belongs to group `g`; only the sum of lanes matters.
-    let mut products = [[[0.0; 8]; 2]; T];
-    for token in 0..T {
-        let pack = packs[token];
-        sums[token] = simd.fused_multiply_add(minima, simd.load(&pack.sums), sums[token]);
-        for (half, product) in pack.scales.iter().zip(&mut products[token]) {
-            simd.store(simd.multiply(scales, simd.load(half)), product);
-        }
-    }
-    products
-}
-
-/// Adds the weights of groups `2·pair` and `2·pair + 1`.
-#[inline(always)]
-pub(super) fn accumulate_pair<S: Simd, const T: usize>(
-    simd: S,
-    weights: [S::Bytes; 2],
-    products: &Products<T>,
-    packs: [&Q8Pack; T],
-    pair: usize,
-    sums: &mut [S::Floats; T],
-) {
-    for token in 0..T {
-        for (weights, group) in weights.into_iter().zip(2 * pair..) {
-            let quants = simd.load_signed(&packs[token].quants[group]);
-            let dot = simd.dot_unsigned(weights, quants);
-            let [first, second] = &products[token];
-            let product = simd.splat_halves(first[group], second[group]);
-            sums[token] = simd.fused_multiply_add(dot, product, sums[token]);
-        }
+pub(super) fn unpack_head<S: Simd>(simd: S, heads: &[&[u8; 16]; PANEL_ROWS], panel: &mut Panel) {
+    const SIX_BITS: u8 = 0x3f;
+    const FOUR_BITS: u8 = 0x0f;
+    const TOP_BITS: u8 = 0x03;
+    let [halves, first, second, third] = simd.interleave_half(heads);
+    let scale = simd.half_as_rows(halves, 0);
+    let minimum = simd.scale_rows(simd.half_as_rows(halves, 1), -1.0);
+    let scales = [
+        simd.quad_bits(first, 0, SIX_BITS),
+        simd.or_shifted(
+            simd.quad_bits(third, 0, FOUR_BITS),
+            simd.quad_bits(first, 6, TOP_BITS),
+        ),
+    ];
+    let minima = [
+        simd.quad_bits(second, 0, SIX_BITS),
+        simd.or_shifted(
+            simd.quad_bits(third, 4, FOUR_BITS),
+            simd.quad_bits(second, 6, TOP_BITS),
+        ),
+    ];
+    for group in 0..8 {
+        let (word, index) = (group / 4, group as u32 % 4);
+        let scales = simd.byte_as_rows(scales[word], index);
+        let minima = simd.byte_as_rows(minima[word], index);
+        let (scales, minima) = (
+            simd.multiply_rows(scale, scales),
+            simd.multiply_rows(minimum, minima),
+        );
+        simd.store_rows(scales, &mut panel.scales[0][group]);
+        simd.store_rows(minima, &mut panel.minima[0][group]);
     }
 }
 

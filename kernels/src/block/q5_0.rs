@@ -3,9 +3,9 @@
 //! 22 bytes: `d` (2), the fifth bits of the 32 weights (4), then 16 bytes whose low nibbles are
 //! the other bits of weights 0–15 and high nibbles those of 16–31.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, RowBlock, Signed, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 32 weights in 22 bytes.
 pub(crate) enum Q5_0 {}
@@ -34,19 +34,17 @@ impl Block for Q5_0 {
     }
 }
 
-impl QuantisedBlock for Q5_0 {
+impl RowBlock for Q5_0 {
+    type Meaning = Signed;
+    const OFFSET_LOG2: u32 = 4;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let fifth = simd.spread_bits(u32::from_le_bytes(*part(raw, 2)), 16);
-        let unsigned = simd.or(simd.load_nibbles(part(raw, 6)), fifth);
-        let weights = simd.subtract_byte(unsigned, 16);
-        accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        for (group, raw) in blocks.iter().enumerate() {
+            out.scales[0][group] = simd.f16(*part(raw, 0));
+            let fifth = simd.spread_bits(u32::from_le_bytes(*part(raw, 2)), 16);
+            let weights = simd.or(simd.load_nibbles(part(raw, 6)), fifth);
+            simd.store_bytes(weights, &mut out.quants[group]);
+        }
     }
 }

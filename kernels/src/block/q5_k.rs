@@ -5,10 +5,12 @@
 //! of fifth bits, then 128 bytes of nibbles as in Q4_K. Weight `i` of group `g` has its fifth bit
 //! in bit `g` of byte `i`.
 
-use super::q4_k::{accumulate_pair, begin, unpack_scales};
-use super::{ActivationFormat, Block, QuantisedBlock, half_at, part};
-use crate::activations::Q8Pack;
+use super::q4_k::{unpack_head, unpack_scales};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 256 weights in 176 bytes.
 pub(crate) enum Q5K {}
@@ -42,24 +44,22 @@ impl Block for Q5K {
 }
 
 impl QuantisedBlock for Q5K {
+    type Meaning = WithMinimum;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let products = begin(simd, part(raw, 0), packs, sums);
-        let fifth = simd.load_bytes(part(raw, 16));
-        for pair in 0..4 {
-            let nibbles = simd.load_bytes(part(raw, 48 + 32 * pair));
-            let upper = [1, 2].map(|bit: u8| simd.where_bit(fifth, bit << (2 * pair), 16));
-            let weights = [
-                simd.or(simd.bits::<0>(nibbles, 15), upper[0]),
-                simd.or(simd.bits::<4>(nibbles, 15), upper[1]),
-            ];
-            accumulate_pair(simd, weights, &products, packs, pair, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        unpack_head(simd, &parts(&blocks, 0), panel);
+        let fifth = simd.interleave(&parts(&blocks, 16));
+        for (pair, quants) in panel.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let quads = simd.interleave(&parts(&blocks, 48 + 32 * pair));
+            for (quad, (quads, fifth)) in quads.into_iter().zip(fifth).enumerate() {
+                for (half, quants) in quants.iter_mut().enumerate() {
+                    let nibbles = simd.quad_bits(quads, 4 * half as u32, 15);
+                    let fifth = simd.quad_bits(fifth, (2 * pair + half) as u32, 1);
+                    simd.store_quads(simd.or_shifted(nibbles, fifth), &mut quants[quad]);
+                }
+            }
         }
     }
 }

@@ -6,9 +6,12 @@
 //! from nibble bytes `32·(r mod 2)..` of that half (low nibbles for runs 0 and 1, high for 2 and
 //! 3) and its upper two from bits `2r..2r+2` of the half's 32 upper bytes.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed_halves, half_at, part};
-use crate::activations::Q8Pack;
-use crate::arch::Simd;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedHalves, blocks_at, half_at, part,
+    parts,
+};
+use crate::arch::{PANEL_ROWS, Simd};
+use crate::panel::Panel;
 
 /// 256 weights in 210 bytes.
 pub(crate) enum Q6K {}
@@ -41,36 +44,41 @@ impl Block for Q6K {
 }
 
 impl QuantisedBlock for Q6K {
+    type Meaning = SignedHalves;
+    const OFFSET_LOG2: u32 = 5;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 208));
-        let scales: [f32; 16] =
-            std::array::from_fn(|group| scale * f32::from(raw[192 + group] as i8));
-        for half in 0..2 {
-            let low = [
-                simd.load_bytes(part(raw, 64 * half)),
-                simd.load_bytes(part(raw, 64 * half + 32)),
-            ];
-            let upper = simd.load_bytes(part(raw, 128 + 32 * half));
-            let runs = [
-                (simd.bits::<0>(low[0], 15), simd.bits::<0>(upper, 3)),
-                (simd.bits::<0>(low[1], 15), simd.bits::<2>(upper, 3)),
-                (simd.bits::<4>(low[0], 15), simd.bits::<4>(upper, 3)),
-                (simd.bits::<4>(low[1], 15), simd.bits::<6>(upper, 3)),
-            ];
-            for (run_of_half, (nibbles, pairs)) in runs.into_iter().enumerate() {
-                let run = 4 * half + run_of_half;
-                let unsigned = simd.or(nibbles, simd.shift_left_4(pairs));
-                let weights = simd.subtract_byte(unsigned, 32);
-                let scales = [scales[2 * run], scales[2 * run + 1]];
-                accumulate_signed_halves(simd, weights, scales, packs, run, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        unpack_scales(simd, &blocks, panel);
+        for (half, quants) in panel.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let upper = simd.interleave(&parts(&blocks, 128 + 32 * half));
+            for part_of_half in 0..2 {
+                let low = simd.interleave(&parts(&blocks, 64 * half + 32 * part_of_half));
+                for (quad, (low, upper)) in low.into_iter().zip(upper).enumerate() {
+                    for (nibble, run) in [part_of_half, part_of_half + 2].into_iter().enumerate() {
+                        let nibbles = simd.quad_bits(low, 4 * nibble as u32, 15);
+                        let pairs = simd.quad_bits(upper, 2 * run as u32, 3);
+                        simd.store_quads(simd.or_shifted(nibbles, pairs), &mut quants[run][quad]);
+                    }
+                }
             }
+        }
+    }
+}
+
+/// The sixteen scales of each row, times `d`.
+#[inline(always)]
+fn unpack_scales<S: Simd>(simd: S, blocks: &[&[u8; 210]; PANEL_ROWS], panel: &mut Panel) {
+    // The last sixteen bytes end with `d`.
+    let scale = simd.half_as_rows(simd.interleave_half(&parts(blocks, 194))[3], 1);
+    let scales = simd.interleave_half(&parts(blocks, 192));
+    for group in 0..8 {
+        for half in 0..2 {
+            let place = 2 * group + half;
+            let scales = simd.signed_byte_as_rows(scales[place / 4], place as u32 % 4);
+            let scales = simd.multiply_rows(scale, scales);
+            simd.store_rows(scales, &mut panel.scales[half][group]);
         }
     }
 }

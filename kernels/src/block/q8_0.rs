@@ -3,9 +3,12 @@
 //! 34 bytes: `d` (2), then `q[0..32]`. Well-made files keep `q` in -127..=127; a hostile one may
 //! hold -128, which the signed dot product allows.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
+    of_one_length, parts, words_of_two,
+};
 use crate::arch::Simd;
+use crate::panel::Panel;
 
 /// 32 weights in 34 bytes.
 pub(crate) enum Q8_0 {}
@@ -30,16 +33,20 @@ impl Block for Q8_0 {
 }
 
 impl QuantisedBlock for Q8_0 {
+    type Meaning = SignedWide;
+    const OFFSET_LOG2: u32 = 7;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 0));
-        let weights = simd.load_bytes(part(raw, 2));
-        accumulate_signed(simd, weights, scale, packs, group, sums);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
+            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
+            simd.store_rows(scales, &mut panel.scales[0][group]);
+            let quads = simd.interleave(&parts(&blocks, 2));
+            for (quads, out) in quads.into_iter().zip(&mut panel.quants[group]) {
+                simd.store_quads(simd.raise_quads(quads), out);
+            }
+        }
     }
 }

@@ -7,9 +7,9 @@
 //! A byte `b` is a fraction: `b / 256`, in base 3, begins with its digits. Digit `k` is therefore
 //! the integer part of three times the fractional part of `3^k · b / 256`.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, RowBlock, Signed, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 256 weights in 54 bytes.
 pub(crate) enum TQ1_0 {}
@@ -33,20 +33,15 @@ impl Block for TQ1_0 {
     }
 }
 
-impl QuantisedBlock for TQ1_0 {
+impl RowBlock for TQ1_0 {
+    type Meaning = Signed;
+    const OFFSET_LOG2: u32 = 0;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 52));
-        for (group, digits) in digits(raw).iter().enumerate() {
-            let weights = simd.subtract_byte(simd.load_bytes(digits), 1);
-            accumulate_signed(simd, weights, scale, packs, group, sums);
-        }
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
+        out.scales[0] = [simd.f16(*part(raw, 52)); 8];
+        out.quants = digits(raw);
     }
 }
 

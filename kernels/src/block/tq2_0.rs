@@ -3,9 +3,9 @@
 //! 66 bytes: 64 bytes of bit pairs, `d` (2). Weights come in two halves of 128, each of four runs
 //! of 32: run `r` of a half lies in bits `2r..2r+2` of the half's 32 bytes.
 
-use super::{ActivationFormat, Block, QuantisedBlock, accumulate_signed, half_at, part};
-use crate::activations::Q8Pack;
+use super::{ActivationFormat, Block, RowBlock, Signed, bit_pairs, half_at, part};
 use crate::arch::Simd;
+use crate::panel::RowPack;
 
 /// 256 weights in 66 bytes.
 pub(crate) enum TQ2_0 {}
@@ -32,27 +32,18 @@ impl Block for TQ2_0 {
     }
 }
 
-impl QuantisedBlock for TQ2_0 {
+impl RowBlock for TQ2_0 {
+    type Meaning = Signed;
+    const OFFSET_LOG2: u32 = 0;
+
     #[inline(always)]
-    fn accumulate<S: Simd, const T: usize>(
-        simd: S,
-        raw: &Self::Raw,
-        packs: [&Q8Pack; T],
-        _group: usize,
-        sums: &mut [S::Floats; T],
-    ) {
-        let scale = simd.f16(*part(raw, 64));
-        for half in 0..2 {
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+        let raw = &blocks[0];
+        out.scales[0] = [simd.f16(*part(raw, 64)); 8];
+        for (half, quants) in out.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let packed = simd.load_bytes(part(raw, 32 * half));
-            let runs = [
-                simd.bits::<0>(packed, 3),
-                simd.bits::<2>(packed, 3),
-                simd.bits::<4>(packed, 3),
-                simd.bits::<6>(packed, 3),
-            ];
-            for (run, pairs) in (4 * half..).zip(runs) {
-                let weights = simd.subtract_byte(pairs, 1);
-                accumulate_signed(simd, weights, scale, packs, run, sums);
+            for (pairs, quants) in bit_pairs(simd, packed).into_iter().zip(quants) {
+                simd.store_bytes(pairs, quants);
             }
         }
     }

@@ -1,15 +1,11 @@
-//! AVX2 with FMA and F16C: what every x86-64 server and desktop since 2013–2015 has.
-//!
-//! Byte dot products go through `vpmaddubsw`, which adds pairs of products into saturating 16-bit
-//! sums. No sum here can saturate: weights are at most 128 in magnitude and activations at most
-//! 127, and 2·128·127 = 32512 fits. For signed weights the sign moves to the activation, never to
-//! the weight, because a stored weight may be -128 and an activation never is.
+//! The eight-lane vocabulary with AVX2, FMA and F16C, which every path on x86-64 shares.
 
 use std::arch::x86_64::*;
 
-use super::{Routine, Simd};
+use super::{Level, X86};
+use crate::arch::{Panels, Routine, Simd};
 
-/// Wraps intrinsics that need the features an [`Avx2`] proves.
+/// Wraps intrinsics that need the features an [`X86`] proves.
 macro_rules! proven {
     ($($body:tt)*) => {
         // SAFETY: `self` exists only where the CPU has AVX2, FMA and F16C; pointers below come
@@ -18,19 +14,7 @@ macro_rules! proven {
     };
 }
 
-/// Proof that the CPU has AVX2, FMA and F16C.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx2(());
-
-impl Avx2 {
-    /// The proof, if the CPU has the features.
-    pub(crate) fn detect() -> Option<Self> {
-        let available = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
-        available.then_some(Self(()))
-    }
-
+impl<L: Level> X86<L> {
     /// Byte `i` is 255 where bit `i` of `bits` is set, else 0.
     #[inline(always)]
     fn bit_mask(self, bits: u32) -> __m256i {
@@ -49,23 +33,17 @@ impl Avx2 {
     }
 }
 
-/// Runs a routine with the features on, so that everything inlined into it is compiled for them.
-///
-/// # Safety
-///
-/// The CPU must have AVX2, FMA and F16C.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn enter<R: Routine>(simd: Avx2, routine: R) -> R::Output {
-    routine.run(simd)
-}
-
-impl Simd for Avx2 {
+impl<L: Level> Simd for X86<L>
+where
+    Self: Panels,
+{
     type Floats = __m256;
     type Bytes = __m256i;
 
     #[inline(always)]
     fn run<R: Routine>(self, routine: R) -> R::Output {
-        proven! { enter(self, routine) }
+        // SAFETY: `self` proves the features.
+        unsafe { L::enter(self, routine) }
     }
 
     #[inline(always)]
@@ -206,18 +184,13 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn splat_halves(self, low: f32, high: f32) -> __m256 {
-        proven! { _mm256_set_m128(_mm_set1_ps(high), _mm_set1_ps(low)) }
-    }
-
-    #[inline(always)]
     fn load_bytes(self, bytes: &[u8; 32]) -> __m256i {
         proven! { _mm256_loadu_si256(bytes.as_ptr().cast()) }
     }
 
     #[inline(always)]
-    fn load_signed(self, bytes: &[i8; 32]) -> __m256i {
-        proven! { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+    fn store_bytes(self, bytes: __m256i, out: &mut [u8; 32]) {
+        proven! { _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes) }
     }
 
     #[inline(always)]
@@ -251,11 +224,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn look_up(self, table: &[i8; 16], bytes: __m256i) -> __m256i {
-        proven! {
-            let table = _mm_loadu_si128(table.as_ptr().cast());
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bytes)
-        }
+    fn add_byte(self, bytes: __m256i, value: u8) -> __m256i {
+        proven! { _mm256_add_epi8(bytes, _mm256_set1_epi8(value as i8)) }
     }
 
     #[inline(always)]
@@ -266,34 +236,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn shift_left_4(self, bytes: __m256i) -> __m256i {
-        proven! { _mm256_slli_epi16::<4>(bytes) }
-    }
-
-    #[inline(always)]
     fn or(self, a: __m256i, b: __m256i) -> __m256i {
         proven! { _mm256_or_si256(a, b) }
-    }
-
-    #[inline(always)]
-    fn subtract_byte(self, bytes: __m256i, value: u8) -> __m256i {
-        proven! { _mm256_sub_epi8(bytes, _mm256_set1_epi8(value as i8)) }
-    }
-
-    #[inline(always)]
-    fn dot_unsigned(self, weights: __m256i, values: __m256i) -> __m256 {
-        proven! {
-            let pairs = _mm256_maddubs_epi16(weights, values);
-            _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        }
-    }
-
-    #[inline(always)]
-    fn dot_signed(self, weights: __m256i, values: __m256i) -> __m256 {
-        proven! {
-            let magnitudes = _mm256_abs_epi8(weights);
-            self.dot_unsigned(magnitudes, _mm256_sign_epi8(values, weights))
-        }
     }
 
     #[inline(always)]

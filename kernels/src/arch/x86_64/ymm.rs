@@ -1,0 +1,296 @@
+//! Panels in pairs of 32-byte registers: AVX2, and AVX-VNNI where `VNNI`.
+//!
+//! Without VNNI, byte products go through `vpmaddubsw`, which adds pairs of products into
+//! saturating 16-bit sums. With weights of at most 128 no sum can saturate, because activations are
+//! at most 127 and 2·128·127 = 32512 fits. Wide weights are taken in two parts, the top bit and the
+//! rest, neither of which is above 128.
+
+use std::arch::x86_64::*;
+
+use super::{Level, X86, Ymm, quad};
+use crate::arch::{PANEL_ROWS, Panels, Routine};
+
+/// Wraps intrinsics that need the features an [`X86`] proves.
+macro_rules! proven {
+    ($($body:tt)*) => {
+        // SAFETY: `self` exists only where the CPU has the level's features; pointers below come
+        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
+        unsafe { $($body)* }
+    };
+}
+
+impl Level for Ymm<false> {
+    fn is_available() -> bool {
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn enter<R: Routine>(simd: X86<Self>, routine: R) -> R::Output {
+        routine.run(simd)
+    }
+}
+
+impl Level for Ymm<true> {
+    fn is_available() -> bool {
+        Ymm::<false>::is_available() && is_x86_feature_detected!("avxvnni")
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    unsafe fn enter<R: Routine>(simd: X86<Self>, routine: R) -> R::Output {
+        routine.run(simd)
+    }
+}
+
+impl<const VNNI: bool> X86<Ymm<VNNI>> {
+    /// `counts + Σ weights·values` over each four bytes.
+    #[inline(always)]
+    fn dot<const WIDE: bool>(self, counts: __m256i, weights: __m256i, values: __m256i) -> __m256i {
+        proven! {
+            if VNNI {
+                return _mm256_dpbusd_avx_epi32(counts, weights, values);
+            }
+            let ones = _mm256_set1_epi16(1);
+            if !WIDE {
+                let pairs = _mm256_maddubs_epi16(weights, values);
+                return _mm256_add_epi32(counts, _mm256_madd_epi16(pairs, ones));
+            }
+            let top = _mm256_and_si256(weights, _mm256_set1_epi8(-128));
+            let rest = _mm256_and_si256(weights, _mm256_set1_epi8(127));
+            let top = _mm256_madd_epi16(_mm256_maddubs_epi16(top, values), ones);
+            let rest = _mm256_madd_epi16(_mm256_maddubs_epi16(rest, values), ones);
+            _mm256_add_epi32(counts, _mm256_add_epi32(top, rest))
+        }
+    }
+
+    /// Two rows of sixteen bytes.
+    #[inline(always)]
+    fn load_two(self, rows: [&[u8; 16]; 2]) -> __m256i {
+        proven! {
+            let low = _mm256_castsi128_si256(_mm_loadu_si128(rows[0].as_ptr().cast()));
+            _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(rows[1].as_ptr().cast()))
+        }
+    }
+
+    /// Transposes the 4 × 4 words that the halves of `a`, `b`, `c` and `d` hold: half `h` of
+    /// result `k` is word `k` of each operand's half `h`.
+    #[inline(always)]
+    fn transpose(self, a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m256i; 4] {
+        proven! {
+            let (low, high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+            let (low_2, high_2) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+            [
+                _mm256_unpacklo_epi64(low, low_2),
+                _mm256_unpackhi_epi64(low, low_2),
+                _mm256_unpacklo_epi64(high, high_2),
+                _mm256_unpackhi_epi64(high, high_2),
+            ]
+        }
+    }
+
+    /// Sixteen bytes of eight rows: element `k` has bytes `4k..4k + 4` of each.
+    #[inline(always)]
+    fn eight_rows(self, rows: &[&[u8; 16]; PANEL_ROWS], first: usize) -> [__m256i; 4] {
+        let two = |row: usize| self.load_two([rows[first + row], rows[first + row + 4]]);
+        self.transpose(two(0), two(1), two(2), two(3))
+    }
+
+    /// `(word >> shift)` of each row.
+    #[inline(always)]
+    fn shifted(self, quads: [__m256i; 2], shift: u32) -> [__m256i; 2] {
+        proven! {
+            let shift = _mm256_set1_epi32(shift as i32);
+            [_mm256_srlv_epi32(quads[0], shift), _mm256_srlv_epi32(quads[1], shift)]
+        }
+    }
+
+    /// `a & b` for both halves.
+    #[inline(always)]
+    fn and(self, a: [__m256i; 2], b: __m256i) -> [__m256i; 2] {
+        proven! { [_mm256_and_si256(a[0], b), _mm256_and_si256(a[1], b)] }
+    }
+}
+
+impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
+    type Rows = [__m256; 2];
+    type Counts = [__m256i; 2];
+    type Quads = [__m256i; 2];
+    const MANY_REGISTERS: bool = false;
+
+    #[inline(always)]
+    fn load_rows(self, rows: &[f32; PANEL_ROWS]) -> Self::Rows {
+        let rows = rows.as_ptr();
+        proven! { [_mm256_loadu_ps(rows), _mm256_loadu_ps(rows.add(8))] }
+    }
+
+    #[inline(always)]
+    fn store_rows(self, rows: Self::Rows, out: &mut [f32; PANEL_ROWS]) {
+        let out = out.as_mut_ptr();
+        proven! {
+            _mm256_storeu_ps(out, rows[0]);
+            _mm256_storeu_ps(out.add(8), rows[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn splat_counts(self, value: i32) -> Self::Counts {
+        proven! { [_mm256_set1_epi32(value); 2] }
+    }
+
+    #[inline(always)]
+    fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> Self::Quads {
+        let quads = quads.as_ptr();
+        proven! { [_mm256_loadu_si256(quads.cast()), _mm256_loadu_si256(quads.add(32).cast())] }
+    }
+
+    #[inline(always)]
+    fn dot_quads<const WIDE: bool>(
+        self,
+        counts: Self::Counts,
+        weights: Self::Quads,
+        values: &[i8; 4],
+    ) -> Self::Counts {
+        let values = quad(values);
+        let values = proven! { _mm256_set1_epi32(values) };
+        [
+            self.dot::<WIDE>(counts[0], weights[0], values),
+            self.dot::<WIDE>(counts[1], weights[1], values),
+        ]
+    }
+
+    #[inline(always)]
+    fn counts_as_rows(self, counts: Self::Counts) -> Self::Rows {
+        proven! { [_mm256_cvtepi32_ps(counts[0]), _mm256_cvtepi32_ps(counts[1])] }
+    }
+
+    #[inline(always)]
+    fn scale_rows(self, rows: Self::Rows, scale: f32) -> Self::Rows {
+        proven! {
+            let scale = _mm256_set1_ps(scale);
+            [_mm256_mul_ps(rows[0], scale), _mm256_mul_ps(rows[1], scale)]
+        }
+    }
+
+    #[inline(always)]
+    fn add_products(self, a: Self::Rows, b: Self::Rows, sums: Self::Rows) -> Self::Rows {
+        proven! {
+            [
+                _mm256_fmadd_ps(a[0], b[0], sums[0]),
+                _mm256_fmadd_ps(a[1], b[1], sums[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, a: Self::Rows, scale: f32, sums: Self::Rows) -> Self::Rows {
+        let scale = proven! { _mm256_set1_ps(scale) };
+        self.add_products(a, [scale; 2], sums)
+    }
+
+    #[inline(always)]
+    fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [Self::Quads; 8] {
+        let mut low = [rows[0].first_chunk().expect("16 of 32 bytes"); PANEL_ROWS];
+        let mut high = low;
+        for (row, (low, high)) in rows.iter().zip(low.iter_mut().zip(&mut high)) {
+            let halves = row.as_chunks().0;
+            (*low, *high) = (&halves[0], &halves[1]);
+        }
+        let [a, b, c, d] = self.interleave_half(&low);
+        let [e, f, g, h] = self.interleave_half(&high);
+        [a, b, c, d, e, f, g, h]
+    }
+
+    #[inline(always)]
+    fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [Self::Quads; 4] {
+        let (first, last) = (self.eight_rows(rows, 0), self.eight_rows(rows, 8));
+        [
+            [first[0], last[0]],
+            [first[1], last[1]],
+            [first[2], last[2]],
+            [first[3], last[3]],
+        ]
+    }
+
+    #[inline(always)]
+    fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]) {
+        let out = out.as_mut_ptr();
+        proven! {
+            _mm256_storeu_si256(out.cast(), quads[0]);
+            _mm256_storeu_si256(out.add(32).cast(), quads[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads {
+        let words = words.as_ptr();
+        proven! { [_mm256_loadu_si256(words.cast()), _mm256_loadu_si256(words.add(8).cast())] }
+    }
+
+    #[inline(always)]
+    fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads {
+        let mask = proven! { _mm256_set1_epi8(mask as i8) };
+        self.and(self.shifted(quads, shift), mask)
+    }
+
+    #[inline(always)]
+    fn or_shifted(self, a: Self::Quads, b: Self::Quads) -> Self::Quads {
+        proven! {
+            [
+                _mm256_or_si256(a[0], _mm256_slli_epi32::<4>(b[0])),
+                _mm256_or_si256(a[1], _mm256_slli_epi32::<4>(b[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn look_up_quads(self, table: &[u8; 16], quads: Self::Quads) -> Self::Quads {
+        proven! {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            [_mm256_shuffle_epi8(table, quads[0]), _mm256_shuffle_epi8(table, quads[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn raise_quads(self, quads: Self::Quads) -> Self::Quads {
+        proven! {
+            let top = _mm256_set1_epi8(-128);
+            [_mm256_xor_si256(quads[0], top), _mm256_xor_si256(quads[1], top)]
+        }
+    }
+
+    #[inline(always)]
+    fn byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        let mask = proven! { _mm256_set1_epi32(255) };
+        self.counts_as_rows(self.and(self.shifted(quads, 8 * index), mask))
+    }
+
+    #[inline(always)]
+    fn signed_byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        proven! {
+            let shift = _mm256_set1_epi32(24 - 8 * index as i32);
+            let first = _mm256_srai_epi32::<24>(_mm256_sllv_epi32(quads[0], shift));
+            let last = _mm256_srai_epi32::<24>(_mm256_sllv_epi32(quads[1], shift));
+            self.counts_as_rows([first, last])
+        }
+    }
+
+    #[inline(always)]
+    fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows {
+        proven! {
+            let words = self.and(self.shifted(quads, 16 * index), _mm256_set1_epi32(0xffff));
+            // The pack works within 128-bit halves; the permutation puts the quarters in order.
+            let packed = _mm256_packus_epi32(words[0], words[1]);
+            let halves = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+            [
+                _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
+        proven! { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+}

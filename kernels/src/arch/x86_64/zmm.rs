@@ -1,0 +1,230 @@
+//! Panels in single 64-byte registers: AVX-512 with VNNI.
+
+use std::arch::x86_64::*;
+
+use super::{Level, X86, Ymm, Zmm, quad};
+use crate::arch::{PANEL_ROWS, Panels, Routine};
+
+/// Wraps intrinsics that need the features an [`X86<Zmm>`] proves.
+macro_rules! proven {
+    ($($body:tt)*) => {
+        // SAFETY: `self` exists only where the CPU has the level's features; pointers below come
+        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
+        unsafe { $($body)* }
+    };
+}
+
+impl Level for Zmm {
+    fn is_available() -> bool {
+        Ymm::<false>::is_available()
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni")
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+    unsafe fn enter<R: Routine>(simd: X86<Self>, routine: R) -> R::Output {
+        routine.run(simd)
+    }
+}
+
+impl X86<Zmm> {
+    /// Four rows of sixteen bytes.
+    #[inline(always)]
+    fn load_four(self, rows: [&[u8; 16]; 4]) -> __m512i {
+        proven! {
+            let first = _mm512_castsi128_si512(_mm_loadu_si128(rows[0].as_ptr().cast()));
+            let two = _mm512_inserti32x4::<1>(first, _mm_loadu_si128(rows[1].as_ptr().cast()));
+            let three = _mm512_inserti32x4::<2>(two, _mm_loadu_si128(rows[2].as_ptr().cast()));
+            _mm512_inserti32x4::<3>(three, _mm_loadu_si128(rows[3].as_ptr().cast()))
+        }
+    }
+
+    /// Two rows of thirty-two bytes.
+    #[inline(always)]
+    fn load_two(self, rows: [&[u8; 32]; 2]) -> __m512i {
+        proven! {
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(rows[0].as_ptr().cast()));
+            _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(rows[1].as_ptr().cast()))
+        }
+    }
+
+    /// Transposes the 4 × 4 words that the 128-bit lanes of `a`, `b`, `c` and `d` hold: lane `l`
+    /// of result `k` is word `k` of each operand's lane `l`.
+    #[inline(always)]
+    fn transpose(self, a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> [__m512i; 4] {
+        proven! {
+            let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (low_2, high_2) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(low, low_2),
+                _mm512_unpackhi_epi64(low, low_2),
+                _mm512_unpacklo_epi64(high, high_2),
+                _mm512_unpackhi_epi64(high, high_2),
+            ]
+        }
+    }
+}
+
+impl Panels for X86<Zmm> {
+    type Rows = __m512;
+    type Counts = __m512i;
+    type Quads = __m512i;
+    const MANY_REGISTERS: bool = true;
+
+    #[inline(always)]
+    fn load_rows(self, rows: &[f32; PANEL_ROWS]) -> __m512 {
+        proven! { _mm512_loadu_ps(rows.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store_rows(self, rows: __m512, out: &mut [f32; PANEL_ROWS]) {
+        proven! { _mm512_storeu_ps(out.as_mut_ptr(), rows) }
+    }
+
+    #[inline(always)]
+    fn splat_counts(self, value: i32) -> __m512i {
+        proven! { _mm512_set1_epi32(value) }
+    }
+
+    #[inline(always)]
+    fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> __m512i {
+        proven! { _mm512_loadu_si512(quads.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn dot_quads<const WIDE: bool>(
+        self,
+        counts: __m512i,
+        weights: __m512i,
+        values: &[i8; 4],
+    ) -> __m512i {
+        let values = quad(values);
+        proven! { _mm512_dpbusd_epi32(counts, weights, _mm512_set1_epi32(values)) }
+    }
+
+    #[inline(always)]
+    fn counts_as_rows(self, counts: __m512i) -> __m512 {
+        proven! { _mm512_cvtepi32_ps(counts) }
+    }
+
+    #[inline(always)]
+    fn scale_rows(self, rows: __m512, scale: f32) -> __m512 {
+        proven! { _mm512_mul_ps(rows, _mm512_set1_ps(scale)) }
+    }
+
+    #[inline(always)]
+    fn add_products(self, a: __m512, b: __m512, sums: __m512) -> __m512 {
+        proven! { _mm512_fmadd_ps(a, b, sums) }
+    }
+
+    #[inline(always)]
+    fn add_scaled(self, a: __m512, scale: f32, sums: __m512) -> __m512 {
+        proven! { _mm512_fmadd_ps(a, _mm512_set1_ps(scale), sums) }
+    }
+
+    #[inline(always)]
+    fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [__m512i; 8] {
+        // Rows are paired so that, after the transposition, four rows in order share a lane.
+        let first = self.transpose(
+            self.load_two([rows[0], rows[4]]),
+            self.load_two([rows[1], rows[5]]),
+            self.load_two([rows[2], rows[6]]),
+            self.load_two([rows[3], rows[7]]),
+        );
+        let last = self.transpose(
+            self.load_two([rows[8], rows[12]]),
+            self.load_two([rows[9], rows[13]]),
+            self.load_two([rows[10], rows[14]]),
+            self.load_two([rows[11], rows[15]]),
+        );
+        proven! {
+            [
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(first[0], last[0]),
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(first[1], last[1]),
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(first[2], last[2]),
+                _mm512_shuffle_i32x4::<0b10_00_10_00>(first[3], last[3]),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(first[0], last[0]),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(first[1], last[1]),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(first[2], last[2]),
+                _mm512_shuffle_i32x4::<0b11_01_11_01>(first[3], last[3]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [__m512i; 4] {
+        self.transpose(
+            self.load_four([rows[0], rows[4], rows[8], rows[12]]),
+            self.load_four([rows[1], rows[5], rows[9], rows[13]]),
+            self.load_four([rows[2], rows[6], rows[10], rows[14]]),
+            self.load_four([rows[3], rows[7], rows[11], rows[15]]),
+        )
+    }
+
+    #[inline(always)]
+    fn store_quads(self, quads: __m512i, out: &mut [u8; 4 * PANEL_ROWS]) {
+        proven! { _mm512_storeu_si512(out.as_mut_ptr().cast(), quads) }
+    }
+
+    #[inline(always)]
+    fn load_words(self, words: &[u32; PANEL_ROWS]) -> __m512i {
+        proven! { _mm512_loadu_si512(words.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn quad_bits(self, quads: __m512i, shift: u32, mask: u8) -> __m512i {
+        proven! {
+            let shifted = _mm512_srlv_epi32(quads, _mm512_set1_epi32(shift as i32));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn or_shifted(self, a: __m512i, b: __m512i) -> __m512i {
+        proven! { _mm512_or_si512(a, _mm512_slli_epi32::<4>(b)) }
+    }
+
+    #[inline(always)]
+    fn look_up_quads(self, table: &[u8; 16], quads: __m512i) -> __m512i {
+        proven! {
+            let table = _mm_loadu_si128(table.as_ptr().cast());
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), quads)
+        }
+    }
+
+    #[inline(always)]
+    fn raise_quads(self, quads: __m512i) -> __m512i {
+        proven! { _mm512_xor_si512(quads, _mm512_set1_epi8(-128)) }
+    }
+
+    #[inline(always)]
+    fn byte_as_rows(self, quads: __m512i, index: u32) -> __m512 {
+        proven! {
+            let shifted = _mm512_srlv_epi32(quads, _mm512_set1_epi32(8 * index as i32));
+            _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(255)))
+        }
+    }
+
+    #[inline(always)]
+    fn signed_byte_as_rows(self, quads: __m512i, index: u32) -> __m512 {
+        proven! {
+            let shift = _mm512_set1_epi32(24 - 8 * index as i32);
+            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_sllv_epi32(quads, shift)))
+        }
+    }
+
+    #[inline(always)]
+    fn half_as_rows(self, quads: __m512i, index: u32) -> __m512 {
+        proven! {
+            let shifted = _mm512_srlv_epi32(quads, _mm512_set1_epi32(16 * index as i32));
+            _mm512_cvtph_ps(_mm512_cvtepi32_epi16(shifted))
+        }
+    }
+
+    #[inline(always)]
+    fn multiply_rows(self, a: __m512, b: __m512) -> __m512 {
+        proven! { _mm512_mul_ps(a, b) }
+    }
+}
