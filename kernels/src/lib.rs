@@ -18,7 +18,7 @@
 //! | `arch/` | the vector vocabulary and its implementations |
 //! | `block/` | [`Format`]: one file per weight format |
 //! | `matrix.rs`, `activations.rs`, `matmul.rs` | the two operands and their product |
-//! | `norm.rs`, `rope.rs`, `feed_forward.rs` | what happens between products |
+//! | `norm.rs`, `rope.rs`, `feed_forward.rs`, `gates.rs` | what happens between products |
 //! | `cache.rs`, `attention.rs` | KV cache rows and attention over them |
 //! | `pool/` | [`Pool`]: fork and join |
 
@@ -29,6 +29,7 @@ mod block;
 mod cache;
 mod dequantise;
 mod feed_forward;
+mod gates;
 mod matmul;
 mod matrix;
 mod norm;
