@@ -18,8 +18,8 @@
 //! | `arch/` | the vector vocabulary and its implementations |
 //! | `block/` | [`Format`]: one file per weight format |
 //! | `matrix.rs`, `activations.rs`, `matmul.rs` | the two operands and their product |
-//! | `norm.rs`, `rope.rs`, `feed_forward.rs` | what happens between products |
-//! | `convolution.rs`, `delta_rule.rs`, `gating.rs` | what recurrent layers add |
+//! | `norm.rs`, `rope.rs`, `feed_forward.rs`, `gates.rs` | what happens between products |
+//! | `convolution.rs`, `delta_rule.rs` | what recurrent layers add |
 //! | `cache.rs`, `attention.rs` | KV cache rows and attention over them |
 //! | `pool/` | [`Pool`]: fork and join |
 
@@ -32,7 +32,7 @@ mod convolution;
 mod delta_rule;
 mod dequantise;
 mod feed_forward;
-mod gating;
+mod gates;
 mod matmul;
 mod matrix;
 mod norm;

@@ -4,6 +4,10 @@
 //! and waits for nothing. The bytes of a matrix come in from outside, some rows at a
 //! time, from wherever the plan has them.
 
+mod experts;
+
+use std::ops::Range;
+
 use emel_kernels::{
     ActivationFormat, AttentionInput, AttentionScratch, AttentionShape, Format, Kernels, Matrix,
     OutputView, Pool, PoolError, Product, Q8Activations, RopeFrequencies, RopeTable,
@@ -17,6 +21,7 @@ use emel_loader::unit::Part;
 use crate::activations::Activations;
 use crate::kv_cache::{KvCache, KvType};
 use crate::program::{Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation};
+use crate::routing::{Router, Routing};
 use crate::schedule::Work;
 
 /// Why a forward pass cannot be made ready.
@@ -68,7 +73,10 @@ impl Footprint {
         let quantised = Q8Activations::required_bytes(self.chunk, program.quantised_columns_max());
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
         let floats_bytes = floats * size_of::<f32>();
-        (floats_bytes + turns + quantised + scores + self.chunk * size_of::<usize>()) as u64
+        let (experts, used) = program.routing_max();
+        let routing = Routing::required_bytes(self.chunk, experts, used);
+        let positions = self.chunk * size_of::<usize>();
+        (floats_bytes + turns + quantised + scores + routing + positions) as u64
     }
 
     fn tokens_in(&self, buffer: usize) -> usize {
@@ -102,6 +110,8 @@ pub struct Forward {
     norm_epsilon: f32,
     resident: Vec<Vec<f32>>,
     rotations: Vec<(Rotation, RopeFrequencies, RopeTable)>,
+    routers: Vec<Router>,
+    routing: Routing,
     kv_cache: KvCache,
     scratch: AttentionScratch,
     activations: Activations,
@@ -133,6 +143,7 @@ impl Forward {
             .map(|rotation| turn(rotation, &resident, footprint.chunk))
             .collect();
         let shape = &program.hyperparameters;
+        let (experts, used) = program.routing_max();
         Ok(Self {
             kernels,
             pool: Pool::new(footprint.threads, true)?,
@@ -151,6 +162,8 @@ impl Forward {
             norm_epsilon: shape.norm_epsilon,
             resident,
             rotations,
+            routers: program.routers.clone(),
+            routing: Routing::new(footprint.chunk, experts, used),
             kv_cache: KvCache::new(shape, footprint.context, footprint.kv_type),
             scratch: AttentionScratch::new(footprint.threads, footprint.context),
             activations: Activations::new(program.widths, |buffer| footprint.tokens_in(buffer)),
@@ -211,36 +224,60 @@ impl Forward {
         self.activations.row(Buffer::Logits, index)
     }
 
+    /// Where the tokens of the batch go in the mixture of experts that was routed last.
+    pub fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
     fn multiply(&mut self, op: usize, part: Part, bytes: &[u8]) {
-        let Op::Linear {
-            matrix,
-            input,
-            output,
-        } = self.ops[op]
-        else {
-            unreachable!("only linear operations have rows");
+        let (matrix, input, output) = match self.ops[op] {
+            Op::Linear {
+                matrix,
+                input,
+                output,
+            }
+            | Op::Experts {
+                matrix,
+                input,
+                output,
+            } => (matrix, input, output),
+            _ => unreachable!("only products have rows"),
         };
-        let MatrixShape {
-            format, columns, ..
-        } = self.matrices[matrix];
-        let weights = Matrix::new(format, part.rows, columns, bytes)
+        let shape = self.matrices[matrix];
+        let weights = Matrix::new(shape.format, part.rows, shape.columns, bytes)
             .expect("units hold whole rows of checked tensors");
-        self.quantise(input, format, columns);
+        self.quantise(input, shape.format, shape.columns);
+        if let Op::Experts { .. } = self.ops[op] {
+            self.multiply_experts(&shape, part.first_row, &weights, [input, output]);
+        } else {
+            self.multiply_all(&shape, part.first_row, &weights, [input, output]);
+        }
+        self.changed(output);
+    }
+
+    /// Some rows of a matrix, from `first_row` on, against every token.
+    fn multiply_all(
+        &mut self,
+        shape: &MatrixShape,
+        first_row: usize,
+        weights: &Matrix<'_>,
+        [input, output]: [Buffer; 2],
+    ) {
         let tokens = self.activations.tokens;
-        let stride = self.activations.width(output);
+        let (columns, stride) = (shape.columns, shape.rows);
+        self.activations.set_width(output, stride);
         let [values, out] = self.activations.several([input, output]);
-        let activations = match format.activations() {
+        let activations = match shape.format.activations() {
             ActivationFormat::F32 => emel_kernels::Activations::F32 { values, columns },
             ActivationFormat::Q8 => (&self.quantised).into(),
         };
         let product = Product {
-            weights,
+            weights: *weights,
             activations,
             tokens,
-            output: OutputView::new(out, stride, part.first_row),
+            output: OutputView::new(out, stride, first_row),
         };
         self.kernels.matmul_batch(&self.pool, &mut [product]);
-        self.changed(output);
     }
 
     /// Sees to it that the input is there in the form that the format wants.
@@ -266,29 +303,43 @@ impl Forward {
                 output,
                 weight,
             } => self.norm(input, output, weight),
-            Op::Linear { .. } => unreachable!("linear operations come with rows"),
+            Op::Linear { .. } | Op::Experts { .. } => unreachable!("products come with rows"),
             Op::Bias { buffer, weight } => self.add_bias(buffer, weight),
             Op::Rope {
                 buffer,
                 heads,
                 rotation,
             } => self.rotate(buffer, heads, rotation),
-            Op::Attention {
-                layer,
-                scale,
-                window,
-            } => self.attend(layer, scale, window),
+            Op::Attention { .. } => self.attend(op),
             Op::Gated { activation } => self.gate(activation),
-            Op::Add => {
-                let [residual, branch] =
-                    self.activations.several([Buffer::Residual, Buffer::Branch]);
-                self.kernels.add(residual, branch);
-                self.changed(Buffer::Residual);
+            Op::Add { from, to } => {
+                let [sum, values] = self.activations.several([to, from]);
+                self.kernels.add(sum, values);
+                self.changed(to);
             }
+            Op::Columns {
+                input,
+                start,
+                width,
+                output,
+            } => self.take_columns(input, start..start + width, output),
             Op::Scale { buffer, factor } => {
                 self.kernels.scale(self.activations.all_mut(buffer), factor);
                 self.changed(buffer);
             }
+            Op::SigmoidGate { buffer, gate } => {
+                let [values, gates] = self.activations.several([buffer, gate]);
+                self.kernels.sigmoid_gate(values, gates);
+                self.changed(buffer);
+            }
+            Op::Softcap { buffer, cap } => {
+                self.kernels.softcap(self.activations.all_mut(buffer), cap);
+                self.changed(buffer);
+            }
+            Op::Route { router } => self.route(router),
+            Op::Dispatch => self.dispatch(),
+            Op::ExpertBias { buffer, weight } => self.add_expert_bias(buffer, weight),
+            Op::Combine => self.combine(),
             Op::KeepLogitTokens => {
                 self.activations
                     .keep_last(Buffer::Residual, self.logit_tokens);
@@ -304,6 +355,8 @@ impl Forward {
             self.kernels
                 .rms_norm_in_place(values, weight, self.norm_epsilon);
         } else {
+            let width = self.activations.width(input);
+            self.activations.set_width(output, width);
             let [values, out] = self.activations.several([input, output]);
             self.kernels
                 .rms_norm(values, weight, self.norm_epsilon, out);
@@ -332,7 +385,18 @@ impl Forward {
         self.changed(buffer);
     }
 
-    fn attend(&mut self, layer: usize, scale: f32, window: Option<usize>) {
+    /// The attention operation at index `op`.
+    fn attend(&mut self, op: usize) {
+        let Op::Attention {
+            layer,
+            scale,
+            window,
+            softcap,
+            sinks,
+        } = self.ops[op]
+        else {
+            unreachable!("called for attention");
+        };
         let first = self.positions.first().copied().unwrap_or(0);
         let cached = self.kv_cache.layer_mut(layer);
         for (rows, buffer) in cached.into_iter().zip([Buffer::Key, Buffer::Value]) {
@@ -340,17 +404,20 @@ impl Forward {
             self.kernels
                 .store_kv(rows, start, self.activations.all(buffer));
         }
-        let [queries, out] = self.activations.several([Buffer::Query, Buffer::Attended]);
         let shape = AttentionShape {
             scale,
             window,
+            softcap,
             ..self.attention
         };
+        self.activations
+            .set_width(Buffer::Attended, shape.heads * shape.head_dim_v);
+        let [queries, out] = self.activations.several([Buffer::Query, Buffer::Attended]);
         let input = AttentionInput {
             queries,
             kv: self.kv_cache.view(layer),
             positions: &self.positions,
-            sinks: None,
+            sinks: sinks.map(|index| self.resident[index].as_slice()),
         };
         self.kernels
             .attention(&self.pool, &shape, &input, out, &mut self.scratch);
@@ -358,14 +425,29 @@ impl Forward {
     }
 
     fn gate(&mut self, activation: Activation) {
+        let width = self.activations.width(Buffer::Gate);
+        self.activations.set_width(Buffer::Gated, width);
         let [gate, up, out] = self
             .activations
             .several([Buffer::Gate, Buffer::Up, Buffer::Gated]);
         match activation {
             Activation::Silu => self.kernels.swiglu(gate, up, out),
             Activation::Gelu => self.kernels.geglu(gate, up, out),
+            Activation::ClampedSilu { alpha, limit } => {
+                self.kernels.swiglu_clamped(gate, up, alpha, limit, out);
+            }
         }
         self.changed(Buffer::Gated);
+    }
+
+    fn take_columns(&mut self, input: Buffer, columns: Range<usize>, output: Buffer) {
+        self.activations.set_width(output, columns.len());
+        let (from, to) = (self.activations.width(input), columns.len());
+        let [values, out] = self.activations.several([input, output]);
+        for (row, out) in values.chunks_exact(from).zip(out.chunks_exact_mut(to)) {
+            out.copy_from_slice(&row[columns.clone()]);
+        }
+        self.changed(output);
     }
 }
 
@@ -396,8 +478,12 @@ fn read_resident(
         let bytes = files.read(&tensor.extent)?;
         let format = Format::from_ggml_type(tensor.tensor_type.id())
             .expect("the builder checked the type of every tensor");
-        let mut values = vec![0.0; tensor.columns() as usize];
-        kernels.dequantise_row(format, &bytes, &mut values);
+        let (columns, rows) = (tensor.columns() as usize, tensor.rows() as usize);
+        let mut values = vec![0.0; rows * columns];
+        let encoded = bytes.chunks_exact(bytes.len() / rows);
+        for (bytes, row) in encoded.zip(values.chunks_exact_mut(columns)) {
+            kernels.dequantise_row(format, bytes, row);
+        }
         Ok(values)
     };
     program.resident.iter().map(read).collect()

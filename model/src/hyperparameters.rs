@@ -26,6 +26,10 @@ pub struct Hyperparameters {
     pub feed_forward: usize,
     /// Experts of a mixture, 0 for a dense model.
     pub experts: usize,
+    /// Experts that a token goes to.
+    pub experts_used: usize,
+    /// Width of one expert's feed-forward network.
+    pub expert_feed_forward: usize,
     /// The context length the model was trained for.
     pub context_length: usize,
     /// ε of the RMS norms.
@@ -63,6 +67,24 @@ impl Hyperparameters {
                 &format!("a divisor of the {heads} query heads"),
             ));
         }
+        let experts = keys.count("expert_count")?;
+        let (mut experts_used, mut feed_forward_default) = (0, None);
+        if experts > 0 {
+            experts_used = keys.size("expert_used_count")?;
+            if experts_used > experts {
+                return Err(keys.refuse(
+                    "expert_used_count",
+                    experts_used,
+                    &format!("at most the {experts} experts"),
+                ));
+            }
+            feed_forward_default = keys.optional_size("expert_feed_forward_length")?;
+        }
+        // A mixture without dense layers may leave the width of these out.
+        let feed_forward = match feed_forward_default {
+            Some(width) => keys.size_or("feed_forward_length", width)?,
+            None => keys.size("feed_forward_length")?,
+        };
         let key_width = keys.size_or("attention.key_length", (width / heads).max(1))?;
         let rope_width = keys.size_or("rope.dimension_count", key_width)?;
         if rope_width > key_width || !rope_width.is_multiple_of(2) {
@@ -80,8 +102,10 @@ impl Hyperparameters {
             kv_heads,
             key_width,
             value_width: keys.size_or("attention.value_length", key_width)?,
-            feed_forward: keys.size("feed_forward_length")?,
-            experts: keys.u32("expert_count")?.unwrap_or(0) as usize,
+            feed_forward,
+            experts,
+            experts_used,
+            expert_feed_forward: feed_forward_default.unwrap_or(feed_forward),
             context_length: keys.size("context_length")?,
             norm_epsilon: keys.positive("attention.layer_norm_rms_epsilon", 1e-5)?,
             rope_width,
@@ -134,6 +158,18 @@ impl Keys<'_> {
         let name = self.name(suffix);
         let found = Metadata::required(self.u32(suffix)?, &name, "a positive integer")?;
         self.checked_size(suffix, found as usize)
+    }
+
+    /// A positive integer, if the file has it.
+    fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelError> {
+        self.u32(suffix)?
+            .map(|found| self.checked_size(suffix, found as usize))
+            .transpose()
+    }
+
+    /// An integer that is 0 where the file has none.
+    fn count(&self, suffix: &str) -> Result<usize, ModelError> {
+        Ok(self.u32(suffix)?.unwrap_or(0) as usize)
     }
 
     fn size_or(&self, suffix: &str, default: usize) -> Result<usize, ModelError> {

@@ -9,6 +9,7 @@ pub mod forward;
 pub mod hyperparameters;
 pub mod kv_cache;
 pub mod program;
+pub mod routing;
 pub mod sampler;
 pub mod schedule;
 pub mod tokenizer;

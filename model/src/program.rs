@@ -5,12 +5,16 @@
 //! become (the memory), and what is computed (the forward pass), so the three cannot
 //! disagree.
 
+mod experts;
+
 use emel_kernels::{ActivationFormat, Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
 use emel_loader::unit::{Stage, WeightUse};
 
+pub use self::experts::Mixture;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
+use crate::routing::Router;
 
 /// The activations of the tokens in flight, by their role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,20 +39,40 @@ pub enum Buffer {
     Up,
     /// What it has let through.
     Gated,
+    /// A score for each expert.
+    RouterLogits,
+    /// A row for each expert that a token has chosen, in the order of the experts.
+    Routed,
+    /// What the experts of every token contribute.
+    Shared,
+    /// How much of that counts.
+    SharedGate,
+    /// Several projections in one, before they are taken apart.
+    Fused,
     /// A score for each token of the vocabulary.
     Logits,
 }
+
+/// Values that are quantised together (`emel_kernels::Q8Activations`).
+const Q8_PACK: usize = 256;
 
 /// The number of [`Buffer`]s.
 pub const BUFFERS: usize = Buffer::Logits as usize + 1;
 
 /// The activation function of a gated feed-forward network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// x · σ(x), which makes SwiGLU.
     Silu,
     /// The tanh form of GELU, which makes GeGLU.
     Gelu,
+    /// The clamped SwiGLU of gpt-oss.
+    ClampedSilu {
+        /// Steepness of σ.
+        alpha: f32,
+        /// The greatest gate, and the greatest magnitude of what it gates.
+        limit: f32,
+    },
 }
 
 /// One operation. Sizes are those of a single token.
@@ -97,14 +121,73 @@ pub enum Op {
         scale: f32,
         /// Positions looked back on, itself included.
         window: Option<usize>,
+        /// Scores become `cap · tanh(score / cap)`.
+        softcap: Option<f32>,
+        /// Index of the resident weight: a score per head that has no value.
+        sinks: Option<usize>,
     },
     /// gated = activation(gate) · up.
     Gated {
         /// The activation function.
         activation: Activation,
     },
-    /// residual += branch.
-    Add,
+    /// to += from.
+    Add {
+        /// What is added.
+        from: Buffer,
+        /// What it is added to.
+        to: Buffer,
+    },
+    /// output = some of the input's columns.
+    Columns {
+        /// Where they come from.
+        input: Buffer,
+        /// The first of them.
+        start: usize,
+        /// How many.
+        width: usize,
+        /// Where they go.
+        output: Buffer,
+    },
+    /// buffer *= σ(gate); a value of the gate counts for a run of the buffer's.
+    SigmoidGate {
+        /// What is let through.
+        buffer: Buffer,
+        /// How much, before σ.
+        gate: Buffer,
+    },
+    /// buffer = cap · tanh(buffer / cap).
+    Softcap {
+        /// What is capped.
+        buffer: Buffer,
+        /// The limit.
+        cap: f32,
+    },
+    /// Chooses the experts of every token from the router's logits.
+    Route {
+        /// Index among [`Program::routers`].
+        router: usize,
+    },
+    /// routed = a row of the normed stream for each expert that its token has chosen.
+    Dispatch,
+    /// output = each expert's own rows of the matrix · the input's rows that chose it.
+    Experts {
+        /// Index of the matrix among [`Program::matrices`].
+        matrix: usize,
+        /// A row for each choice.
+        input: Buffer,
+        /// A row for each choice.
+        output: Buffer,
+    },
+    /// Adds to every row the bias of its expert.
+    ExpertBias {
+        /// A row for each choice.
+        buffer: Buffer,
+        /// Index of the resident weight, `[experts, width of a row]`.
+        weight: usize,
+    },
+    /// branch = the routed rows of each token, weighted and summed.
+    Combine,
     /// buffer *= factor.
     Scale {
         /// What is scaled.
@@ -116,6 +199,19 @@ pub enum Op {
     KeepLogitTokens,
 }
 
+/// How attention scores its positions.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scores<'a> {
+    /// What the products of queries and keys are multiplied with.
+    pub scale: f32,
+    /// Positions looked back on, itself included; all if there is none.
+    pub window: Option<usize>,
+    /// Scores become `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// The tensor with a score per head that takes part and has no value.
+    pub sinks: Option<&'a str>,
+}
+
 /// A matrix of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatrixShape {
@@ -125,6 +221,17 @@ pub struct MatrixShape {
     pub rows: usize,
     /// Inputs.
     pub columns: usize,
+    /// How many experts share the rows, one after the other; 1 for a plain matrix.
+    pub experts: usize,
+    /// Inputs that a token has: one, or one for each expert it chooses.
+    pub inputs_per_token: usize,
+}
+
+impl MatrixShape {
+    /// The rows of one expert.
+    pub fn rows_per_expert(&self) -> usize {
+        self.rows / self.experts
+    }
 }
 
 /// A rotary embedding: which pairs turn together, and how fast.
@@ -161,7 +268,9 @@ pub struct Program {
     pub resident: Vec<usize>,
     /// The rotary embeddings in use.
     pub rotations: Vec<Rotation>,
-    /// Width of each [`Buffer`], 0 for one that is not used.
+    /// The routers in use.
+    pub routers: Vec<Router>,
+    /// Greatest width of each [`Buffer`], 0 for one that is not used.
     pub widths: [usize; BUFFERS],
 }
 
@@ -179,14 +288,22 @@ impl Program {
         self.embedding_shape.rows
     }
 
-    /// Columns of the widest matrix that wants quantised activations.
+    /// The most values that a token has as the quantised input of a matrix, each row of
+    /// them filled up to whole packs.
     pub fn quantised_columns_max(&self) -> usize {
         self.matrices
             .iter()
             .filter(|matrix| matrix.format.activations() == ActivationFormat::Q8)
-            .map(|matrix| matrix.columns)
+            .map(|matrix| matrix.inputs_per_token * matrix.columns.next_multiple_of(Q8_PACK))
             .max()
             .unwrap_or(0)
+    }
+
+    /// The most experts that any router chooses among, and the most it chooses.
+    pub fn routing_max(&self) -> (usize, usize) {
+        self.routers.iter().fold((0, 0), |(experts, used), router| {
+            (experts.max(router.experts), used.max(router.used))
+        })
     }
 }
 
@@ -194,6 +311,8 @@ impl Program {
 pub struct ProgramBuilder<'a> {
     catalog: &'a Catalog,
     program: Program,
+    /// Width of each buffer after the last operation.
+    widths: [usize; BUFFERS],
     layer: usize,
     stage: Stage,
 }
@@ -220,8 +339,10 @@ impl<'a> ProgramBuilder<'a> {
                 uses: Vec::new(),
                 resident: Vec::new(),
                 rotations: Vec::new(),
+                routers: Vec::new(),
                 widths,
             },
+            widths,
             layer: 0,
             stage: Stage::Body,
         })
@@ -334,14 +455,45 @@ impl<'a> ProgramBuilder<'a> {
     }
 
     /// Attention of the queries over the layer's keys and values.
-    pub fn attention(&mut self, scale: f32, window: Option<usize>) {
+    ///
+    /// # Errors
+    /// When the sinks are missing or of another size.
+    pub fn attention(&mut self, scores: Scores<'_>) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
-        self.widen(Buffer::Attended, shape.heads * shape.value_width);
+        let (heads, value_width) = (shape.heads, shape.value_width);
+        self.widen(Buffer::Attended, heads * value_width);
+        let sinks = scores
+            .sinks
+            .map(|name| self.resident(name, heads))
+            .transpose()?;
         self.push(Op::Attention {
             layer: self.layer,
-            scale,
-            window,
+            scale: scores.scale,
+            window: scores.window,
+            softcap: scores.softcap,
+            sinks,
         });
+        Ok(())
+    }
+
+    /// Takes columns of `input` out, `widths` of them for each of `outputs`, in order.
+    pub fn split(&mut self, input: Buffer, outputs: &[(Buffer, usize)]) {
+        let mut start = 0;
+        for &(output, width) in outputs {
+            self.widen(output, width);
+            self.push(Op::Columns {
+                input,
+                start,
+                width,
+                output,
+            });
+            start += width;
+        }
+    }
+
+    /// `to += from`.
+    pub fn add(&mut self, from: Buffer, to: Buffer) {
+        self.push(Op::Add { from, to });
     }
 
     /// The gated feed-forward network `down · (activation(gate · x) ⊙ (up · x))` of the
@@ -354,17 +506,25 @@ impl<'a> ProgramBuilder<'a> {
         names: [&str; 3],
         activation: Activation,
     ) -> Result<(), ModelError> {
-        let Hyperparameters {
-            feed_forward,
-            width,
-            ..
-        } = self.program.hyperparameters;
+        let inner = self.program.hyperparameters.feed_forward;
+        self.feed_forward_into(names, inner, activation, Buffer::Branch)
+    }
+
+    /// A gated feed-forward network `inner` wide, into `output`.
+    fn feed_forward_into(
+        &mut self,
+        names: [&str; 3],
+        inner: usize,
+        activation: Activation,
+        output: Buffer,
+    ) -> Result<(), ModelError> {
+        let width = self.program.hyperparameters.width;
         let [gate, up, down] = names;
-        self.linear(gate, feed_forward, Buffer::Normed, Buffer::Gate)?;
-        self.linear(up, feed_forward, Buffer::Normed, Buffer::Up)?;
-        self.widen(Buffer::Gated, feed_forward);
+        self.linear(gate, inner, Buffer::Normed, Buffer::Gate)?;
+        self.linear(up, inner, Buffer::Normed, Buffer::Up)?;
+        self.widen(Buffer::Gated, inner);
         self.push(Op::Gated { activation });
-        self.linear(down, width, Buffer::Gated, Buffer::Branch)
+        self.linear(down, width, Buffer::Gated, output)
     }
 
     /// Declares a rotary embedding; `factors` names an optional tensor that divides its
@@ -416,12 +576,9 @@ impl<'a> ProgramBuilder<'a> {
 
     /// Says how wide a buffer is that the next operation writes.
     fn widen(&mut self, buffer: Buffer, width: usize) {
-        let current = &mut self.program.widths[buffer as usize];
-        assert!(
-            *current == 0 || *current == width,
-            "{buffer:?} has one width throughout a model"
-        );
-        *current = width;
+        self.widths[buffer as usize] = width;
+        let greatest = &mut self.program.widths[buffer as usize];
+        *greatest = width.max(*greatest);
     }
 
     fn matrix(
@@ -434,25 +591,41 @@ impl<'a> ProgramBuilder<'a> {
         let (index, tensor) = find(self.catalog, name)?;
         let shape = checked_shape(tensor, self.width(input), rows)?;
         self.widen(output, rows);
-        self.program.matrices.push(shape);
-        self.program.uses.push(WeightUse {
-            tensor: index,
-            layer: self.layer,
-            stage: self.stage,
-        });
+        let matrix = self.declare(index, shape);
         self.push(Op::Linear {
-            matrix: self.program.matrices.len() - 1,
+            matrix,
             input,
             output,
         });
         Ok(())
     }
 
+    /// The index of a matrix that the next operation uses.
+    fn declare(&mut self, tensor: usize, shape: MatrixShape) -> usize {
+        self.program.matrices.push(shape);
+        self.program.uses.push(WeightUse {
+            tensor,
+            layer: self.layer,
+            stage: self.stage,
+        });
+        self.program.matrices.len() - 1
+    }
+
     /// The index of a tensor among the resident ones; a vector of `length`.
     fn resident(&mut self, name: &str, length: usize) -> Result<usize, ModelError> {
+        self.resident_rows(name, length, 1)
+    }
+
+    /// The index of a tensor among the resident ones; `rows` vectors of `length`.
+    fn resident_rows(
+        &mut self,
+        name: &str,
+        length: usize,
+        rows: usize,
+    ) -> Result<usize, ModelError> {
         let (index, tensor) = find(self.catalog, name)?;
-        if tensor.columns() != length as u64 || tensor.rows() != 1 {
-            return Err(wrong_shape(tensor, length, 1));
+        if tensor.columns() != length as u64 || tensor.rows() != rows as u64 {
+            return Err(wrong_shape(tensor, length, rows));
         }
         checked_format(tensor)?;
         let known = self
@@ -467,7 +640,7 @@ impl<'a> ProgramBuilder<'a> {
     }
 
     fn width(&self, buffer: Buffer) -> usize {
-        self.program.widths[buffer as usize]
+        self.widths[buffer as usize]
     }
 }
 
@@ -488,6 +661,8 @@ fn checked_shape(tensor: &Tensor, columns: usize, rows: usize) -> Result<MatrixS
         format: checked_format(tensor)?,
         rows,
         columns,
+        experts: 1,
+        inputs_per_token: 1,
     })
 }
 

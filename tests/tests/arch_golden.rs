@@ -104,6 +104,62 @@ fn qwen3_matches() {
 }
 
 #[test]
+fn llama_with_experts_matches() {
+    check("mixtral.gguf", 5e-4);
+}
+
+#[test]
+fn qwen2moe_matches() {
+    check("qwen2moe.gguf", 5e-4);
+}
+
+#[test]
+fn qwen3moe_matches() {
+    check("qwen3moe.gguf", 5e-4);
+}
+
+#[test]
+fn olmoe_matches() {
+    check("olmoe.gguf", 5e-4);
+}
+
+#[test]
+fn granite_matches() {
+    check("granite.gguf", 5e-4);
+}
+
+#[test]
+fn granitemoe_matches() {
+    check("granitemoe.gguf", 5e-4);
+}
+
+#[test]
+fn glm4moe_matches() {
+    check("glm4moe.gguf", 5e-4);
+}
+
+#[test]
+fn minimax_m2_matches() {
+    check("minimax-m2.gguf", 5e-4);
+}
+
+#[test]
+fn gpt_oss_matches() {
+    check("gpt-oss.gguf", 5e-4);
+}
+
+#[test]
+fn phi3_matches() {
+    check("phi3.gguf", 5e-4);
+}
+
+#[test]
+fn gemma2_matches() {
+    // The golden used a half-precision table for GELU.
+    check("gemma2.gguf", 2e-3);
+}
+
+#[test]
 fn gemma3_matches() {
     // The golden used a half-precision table for GELU.
     check("gemma3.gguf", 2e-3);

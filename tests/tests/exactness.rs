@@ -98,6 +98,12 @@ fn a_tiny_gemma_gives_the_same_bits_however_it_is_run() {
 }
 
 #[test]
+fn a_tiny_mixture_of_experts_gives_the_same_bits_however_it_is_run() {
+    let tokens: Vec<u32> = (0..100).map(|index| index * 43 % 384).collect();
+    check(&fixture("arch/qwen3moe.gguf"), &[tokens]);
+}
+
+#[test]
 fn a_model_in_shards_gives_the_bits_of_the_whole() {
     let model = fixture("arch/llama-untied.gguf");
     let folder = tempfile::tempdir().unwrap();

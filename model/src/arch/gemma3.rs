@@ -7,7 +7,7 @@ use emel_kernels::{RopeScaling, RopeStyle};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual};
-use crate::program::{Activation, Op, ProgramBuilder};
+use crate::program::{Activation, Op, ProgramBuilder, Scores};
 
 /// Every sixth layer looks at all positions.
 const GLOBAL_EVERY: usize = 6;
@@ -47,10 +47,14 @@ pub(super) fn describe(
         model.norm_heads(&name("attn_k_norm.weight"), Key, shape.key_width)?;
         model.rope(rotation);
         let window = shape.sliding_window.filter(|_| !is_global);
-        model.attention(1.0 / (score_width as f32).sqrt(), window);
+        model.attention(Scores {
+            scale: 1.0 / (score_width as f32).sqrt(),
+            window,
+            ..Scores::default()
+        })?;
         model.linear(&name("attn_output"), shape.width, Attended, Branch)?;
         model.norm(&name("post_attention_norm.weight"), Branch, Branch)?;
-        model.push(Op::Add);
+        model.add(Branch, Residual);
 
         model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
         model.gated_feed_forward(
@@ -58,7 +62,7 @@ pub(super) fn describe(
             Activation::Gelu,
         )?;
         model.norm(&name("post_ffw_norm.weight"), Branch, Branch)?;
-        model.push(Op::Add);
+        model.add(Branch, Residual);
     }
     model.head()
 }

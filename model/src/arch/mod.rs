@@ -6,6 +6,7 @@ mod llama;
 mod pre_norm;
 mod qwen2;
 mod qwen3;
+mod qwen3moe;
 
 use emel_loader::gguf::Catalog;
 
@@ -20,6 +21,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("llama", llama::describe),
     ("qwen2", qwen2::describe),
     ("qwen3", qwen3::describe),
+    ("qwen3moe", qwen3moe::describe),
     ("gemma3", gemma3::describe),
 ];
 

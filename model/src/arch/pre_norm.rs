@@ -7,7 +7,7 @@ use emel_kernels::RopeStyle;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual};
-use crate::program::{Activation, Op, ProgramBuilder};
+use crate::program::{Activation, Mixture, ProgramBuilder, Scores};
 
 /// What differs between the families.
 pub(super) struct PreNorm {
@@ -15,6 +15,8 @@ pub(super) struct PreNorm {
     pub(super) rope_style: RopeStyle,
     /// Whether each query and key head is normed before it is rotated.
     pub(super) norms_heads: bool,
+    /// The mixture of experts in place of the feed-forward network.
+    pub(super) mixture: Option<Mixture>,
 }
 
 impl PreNorm {
@@ -40,16 +42,23 @@ impl PreNorm {
                 model.norm_heads(&name("attn_k_norm.weight"), Key, shape.key_width)?;
             }
             model.rope(rotation);
-            model.attention(1.0 / (shape.key_width as f32).sqrt(), None);
+            model.attention(Scores {
+                scale: 1.0 / (shape.key_width as f32).sqrt(),
+                ..Scores::default()
+            })?;
             model.linear(&name("attn_output"), shape.width, Attended, Branch)?;
-            model.push(Op::Add);
+            model.add(Branch, Residual);
 
             model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
-            model.gated_feed_forward(
-                [&name("ffn_gate"), &name("ffn_up"), &name("ffn_down")],
-                Activation::Silu,
-            )?;
-            model.push(Op::Add);
+            if let Some(mixture) = self.mixture {
+                model.mixture(&format!("blk.{layer}"), mixture)?;
+            } else {
+                model.gated_feed_forward(
+                    [&name("ffn_gate"), &name("ffn_up"), &name("ffn_down")],
+                    Activation::Silu,
+                )?;
+            }
+            model.add(Branch, Residual);
         }
         model.head()
     }

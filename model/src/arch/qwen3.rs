@@ -15,6 +15,7 @@ pub(super) fn describe(
     let family = PreNorm {
         rope_style: RopeStyle::Halves,
         norms_heads: true,
+        mixture: None,
     };
     family.describe(model, shape)
 }
