@@ -149,7 +149,7 @@ impl Forward {
         let rotations = program
             .rotations
             .iter()
-            .map(|rotation| turn(rotation, &resident, footprint.chunk))
+            .map(|rotation| turn(rotation, &resident, footprint))
             .collect();
         let shape = &program.hyperparameters;
         let (experts, used) = program.routing_max();
@@ -485,16 +485,17 @@ impl Forward {
 fn turn(
     rotation: &Rotation,
     resident: &[Vec<f32>],
-    tokens: usize,
+    footprint: Footprint,
 ) -> (Rotation, RopeFrequencies, RopeTable) {
-    let factors = rotation.factors.map(|index| resident[index].as_slice());
+    let factors = rotation.factors.of_context(footprint.context);
+    let factors = factors.map(|index| resident[index].as_slice());
     let frequencies = RopeFrequencies::new(
         rotation.scaling,
         f64::from(rotation.base),
         rotation.width,
         factors,
     );
-    let table = RopeTable::new(tokens, rotation.width);
+    let table = RopeTable::new(footprint.chunk, rotation.width);
     (rotation.clone(), frequencies, table)
 }
 

@@ -1,9 +1,10 @@
 //! The numbers that shape a model, from the metadata keys of its architecture.
 
 use emel_kernels::RopeScaling;
-use emel_loader::gguf::{Catalog, Metadata, Value};
+use emel_loader::gguf::{Catalog, Metadata};
 
 use crate::error::ModelError;
+use crate::keys::Keys;
 
 /// What the architectures so far have in common.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +41,8 @@ pub struct Hyperparameters {
     pub rope_base: f32,
     /// How rotary frequencies are stretched to longer contexts.
     pub rope_scaling: RopeScaling,
+    /// The context length before it was stretched.
+    pub original_context: usize,
     /// Positions that a windowed layer looks back on, itself included.
     pub sliding_window: Option<usize>,
 }
@@ -53,10 +56,7 @@ impl Hyperparameters {
         let metadata = catalog.metadata();
         let key = "general.architecture";
         let architecture = Metadata::required(metadata.str(key)?, key, "a string")?;
-        let keys = Keys {
-            metadata,
-            architecture,
-        };
+        let keys = Keys::new(catalog, architecture);
         let width = keys.size("embedding_length")?;
         let heads = keys.size("attention.head_count")?;
         let kv_heads = keys.size_or("attention.head_count_kv", heads)?;
@@ -94,9 +94,20 @@ impl Hyperparameters {
                 &format!("an even number up to the head's width {key_width}"),
             ));
         }
+        let context_length = keys.size("context_length")?;
+        let blocks = keys.size("block_count")?;
+        // Blocks at the end that predict further tokens take no part in the next one.
+        let ahead = keys.count("nextn_predict_layers")?;
+        if ahead >= blocks {
+            return Err(keys.refuse(
+                "nextn_predict_layers",
+                ahead,
+                &format!("fewer than the {blocks} blocks"),
+            ));
+        }
         Ok(Self {
             architecture: architecture.to_owned(),
-            layers: keys.size("block_count")?,
+            layers: blocks - ahead,
             width,
             heads,
             kv_heads,
@@ -106,11 +117,13 @@ impl Hyperparameters {
             experts,
             experts_used,
             expert_feed_forward: feed_forward_default.unwrap_or(feed_forward),
-            context_length: keys.size("context_length")?,
+            context_length,
+            original_context: keys
+                .size_or("rope.scaling.original_context_length", context_length)?,
             norm_epsilon: keys.positive("attention.layer_norm_rms_epsilon", 1e-5)?,
             rope_width,
             rope_base: keys.positive("rope.freq_base", 10_000.0)?,
-            rope_scaling: keys.rope_scaling()?,
+            rope_scaling: rope_scaling(&keys, context_length)?,
             sliding_window: keys
                 .u32("attention.sliding_window")?
                 .filter(|&window| window > 0)
@@ -119,104 +132,36 @@ impl Hyperparameters {
     }
 }
 
-/// Metadata keys under the architecture's prefix.
-struct Keys<'a> {
-    metadata: &'a Metadata,
-    architecture: &'a str,
-}
-
-impl Keys<'_> {
-    fn name(&self, suffix: &str) -> String {
-        format!("{}.{suffix}", self.architecture)
-    }
-
-    fn refuse(&self, suffix: &str, found: impl ToString, expected: &str) -> ModelError {
-        ModelError::Hyperparameter {
-            key: self.name(suffix),
-            found: found.to_string(),
-            expected: expected.to_owned(),
+/// What `rope.scaling.*` says. A factor without a type means positions divided by it;
+/// `rope.scale_linear` is the older name of the factor.
+fn rope_scaling(keys: &Keys<'_>, context_length: usize) -> Result<RopeScaling, ModelError> {
+    let positive = |suffix, default| keys.positive(suffix, default).map(f64::from);
+    let older = keys.positive("rope.scale_linear", 1.0)?;
+    let factor = positive("rope.scaling.factor", older)?;
+    let attn_factor = positive("rope.scaling.attn_factor", 1.0)?
+        * positive("rope.scaling.yarn_attn_factor", 1.0)?;
+    let original_context = keys.size_or("rope.scaling.original_context_length", context_length)?;
+    let beta_fast = positive("rope.scaling.yarn_beta_fast", 32.0)?;
+    let beta_slow = positive("rope.scaling.yarn_beta_slow", 1.0)?;
+    // Without its ramp, YaRN is interpolation with a magnitude.
+    let yarn = |factor, ext_factor| RopeScaling::Yarn {
+        factor,
+        original_context,
+        ext_factor,
+        attn_factor,
+        beta_fast,
+        beta_slow,
+    };
+    Ok(match keys.str("rope.scaling.type")?.unwrap_or("linear") {
+        "yarn" => yarn(factor, positive("rope.scaling.yarn_ext_factor", 1.0)?),
+        "linear" if attn_factor == 1.0 => RopeScaling::Linear { factor },
+        "linear" => yarn(factor, 0.0),
+        // The factors of LongRoPE are tensors; only its magnitude is a number.
+        "none" | "longrope" if attn_factor == 1.0 => RopeScaling::None,
+        "none" | "longrope" => yarn(1.0, 0.0),
+        other => {
+            let expected = "`none`, `linear`, `yarn` or `longrope`";
+            return Err(keys.refuse("rope.scaling.type", other, expected));
         }
-    }
-
-    /// An integer; one that a converter wrote per layer counts if all layers agree.
-    fn u32(&self, suffix: &str) -> Result<Option<u32>, ModelError> {
-        let name = self.name(suffix);
-        if let Some(Value::Array(_)) = self.metadata.get(&name) {
-            let values = self.metadata.i32s(&name)?.unwrap_or_default();
-            let first = values.first().copied();
-            let agree = values.iter().all(|&value| Some(value) == first);
-            return match first.and_then(|value| u32::try_from(value).ok()) {
-                Some(value) if agree => Ok(Some(value)),
-                _ => Err(self.refuse(suffix, "different in each layer", "one number")),
-            };
-        }
-        Ok(self.metadata.u32(&name)?)
-    }
-
-    /// A required positive integer.
-    fn size(&self, suffix: &str) -> Result<usize, ModelError> {
-        let name = self.name(suffix);
-        let found = Metadata::required(self.u32(suffix)?, &name, "a positive integer")?;
-        self.checked_size(suffix, found as usize)
-    }
-
-    /// A positive integer, if the file has it.
-    fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelError> {
-        self.u32(suffix)?
-            .map(|found| self.checked_size(suffix, found as usize))
-            .transpose()
-    }
-
-    /// An integer that is 0 where the file has none.
-    fn count(&self, suffix: &str) -> Result<usize, ModelError> {
-        Ok(self.u32(suffix)?.unwrap_or(0) as usize)
-    }
-
-    fn size_or(&self, suffix: &str, default: usize) -> Result<usize, ModelError> {
-        let found = self.u32(suffix)?.map_or(default, |value| value as usize);
-        self.checked_size(suffix, found)
-    }
-
-    fn checked_size(&self, suffix: &str, found: usize) -> Result<usize, ModelError> {
-        // Far above any model, and low enough that products of two fit 64 bits.
-        if (1..=1 << 28).contains(&found) {
-            Ok(found)
-        } else {
-            Err(self.refuse(suffix, found, "a positive integer below 2^28"))
-        }
-    }
-
-    fn positive(&self, suffix: &str, default: f32) -> Result<f32, ModelError> {
-        let found = self.metadata.f32(&self.name(suffix))?.unwrap_or(default);
-        if found.is_finite() && found > 0.0 {
-            Ok(found)
-        } else {
-            Err(self.refuse(suffix, found, "a positive number"))
-        }
-    }
-
-    fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {
-        let name = self.name("rope.scaling.type");
-        let positive = |suffix, default| self.positive(suffix, default).map(f64::from);
-        let factor = positive("rope.scaling.factor", 1.0)?;
-        match self.metadata.str(&name)?.unwrap_or("none") {
-            "none" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear { factor }),
-            "yarn" => {
-                let original = self.size("rope.scaling.original_context_length")?;
-                Ok(RopeScaling::Yarn {
-                    factor,
-                    original_context: original,
-                    ext_factor: 1.0,
-                    attn_factor: positive("rope.scaling.attn_factor", 1.0)?,
-                    beta_fast: positive("rope.scaling.yarn_beta_fast", 32.0)?,
-                    beta_slow: positive("rope.scaling.yarn_beta_slow", 1.0)?,
-                })
-            }
-            other => Err(ModelError::Feature {
-                architecture: self.architecture.to_owned(),
-                feature: format!("RoPE scaling `{other}`"),
-            }),
-        }
-    }
+    })
 }

@@ -7,6 +7,7 @@ pub mod arch;
 pub mod error;
 pub mod forward;
 pub mod hyperparameters;
+pub mod keys;
 pub mod kv_cache;
 pub mod program;
 pub mod routing;

@@ -14,6 +14,7 @@ use emel_loader::unit::{Stage, WeightUse};
 pub use self::experts::Mixture;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
+use crate::keys::Keys;
 use crate::kv_cache::KvShape;
 use crate::routing::Router;
 use crate::state::StateShape;
@@ -245,8 +246,43 @@ pub struct Rotation {
     pub width: usize,
     /// Stretching to longer contexts.
     pub scaling: RopeScaling,
-    /// Index of the resident weight that divides the frequencies.
-    pub factors: Option<usize>,
+    /// What the frequencies are divided by.
+    pub factors: RotationFactors,
+}
+
+/// A divisor for the frequency of each pair, by the index of a resident weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RotationFactors {
+    /// None: the frequencies are as they are.
+    None,
+    /// The same for any context.
+    Always(usize),
+    /// LongRoPE (<https://arxiv.org/abs/2402.13753>): others for a context that is longer
+    /// than the original one.
+    ByContext {
+        /// Up to the original context.
+        short: usize,
+        /// Beyond it.
+        long: usize,
+        /// Positions that the model knew before it was stretched.
+        original_context: usize,
+    },
+}
+
+impl RotationFactors {
+    /// The resident weight for a session of `context` positions.
+    pub fn of_context(self, context: usize) -> Option<usize> {
+        match self {
+            Self::None => None,
+            Self::Always(index) => Some(index),
+            Self::ByContext {
+                long,
+                original_context,
+                ..
+            } if context > original_context => Some(long),
+            Self::ByContext { short, .. } => Some(short),
+        }
+    }
 }
 
 /// A forward pass.
@@ -356,6 +392,11 @@ impl<'a> ProgramBuilder<'a> {
         self.program
     }
 
+    /// The metadata keys of the architecture.
+    pub fn keys(&self) -> Keys<'_> {
+        Keys::new(self.catalog, &self.program.hyperparameters.architecture)
+    }
+
     /// Whether the file has a tensor.
     pub fn has(&self, name: &str) -> bool {
         self.catalog.tensor(name).is_some()
@@ -429,18 +470,35 @@ impl<'a> ProgramBuilder<'a> {
         Ok(())
     }
 
-    /// Projects the normed stream to queries, keys and values.
+    /// Projects the normed stream to queries, keys and values: `{block}.attn_{q,k,v}`,
+    /// or all three in `{block}.attn_qkv`.
     ///
     /// # Errors
     /// When one of the matrices is missing or of another size.
-    pub fn query_key_value(&mut self, names: [&str; 3]) -> Result<(), ModelError> {
+    pub fn query_key_value(&mut self, block: &str) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
-        let (heads, kv_heads) = (shape.heads, shape.kv_heads);
-        let (key_width, value_width) = (shape.key_width, shape.value_width);
-        let [query, key, value] = names;
-        self.linear(query, heads * key_width, Buffer::Normed, Buffer::Query)?;
-        self.linear(key, kv_heads * key_width, Buffer::Normed, Buffer::Key)?;
-        self.linear(value, kv_heads * value_width, Buffer::Normed, Buffer::Value)
+        let projections = [
+            ("attn_q", Buffer::Query, shape.heads * shape.key_width),
+            ("attn_k", Buffer::Key, shape.kv_heads * shape.key_width),
+            ("attn_v", Buffer::Value, shape.kv_heads * shape.value_width),
+        ];
+        let fused = format!("{block}.attn_qkv");
+        if self.has(&format!("{fused}.weight")) {
+            let parts = projections.map(|(_, output, rows)| (output, rows));
+            return self.fused(&fused, &parts);
+        }
+        for (name, output, rows) in projections {
+            self.linear(&format!("{block}.{name}"), rows, Buffer::Normed, output)?;
+        }
+        Ok(())
+    }
+
+    /// One matrix that projects the normed stream to several buffers, one after the other.
+    fn fused(&mut self, name: &str, parts: &[(Buffer, usize)]) -> Result<(), ModelError> {
+        let rows = parts.iter().map(|(_, rows)| rows).sum();
+        self.linear(name, rows, Buffer::Normed, Buffer::Fused)?;
+        self.split(Buffer::Fused, parts);
+        Ok(())
     }
 
     /// Rotates the heads of queries and keys.
@@ -512,68 +570,96 @@ impl<'a> ProgramBuilder<'a> {
         }
     }
 
+    /// `buffer *= factor`, unless that changes nothing.
+    pub fn scale(&mut self, buffer: Buffer, factor: f32) {
+        if factor != 1.0 {
+            self.push(Op::Scale { buffer, factor });
+        }
+    }
+
     /// `to += from`.
     pub fn add(&mut self, from: Buffer, to: Buffer) {
         self.push(Op::Add { from, to });
     }
 
     /// The gated feed-forward network `down · (activation(gate · x) ⊙ (up · x))` of the
-    /// normed stream (Shazeer, 2020), into the branch.
+    /// normed stream (Shazeer, 2020), into the branch: `{block}.ffn_{gate,up,down}`.
     ///
     /// # Errors
     /// When one of its matrices is missing or of another size.
-    pub fn gated_feed_forward(
-        &mut self,
-        names: [&str; 3],
-        activation: Activation,
-    ) -> Result<(), ModelError> {
+    pub fn feed_forward(&mut self, block: &str, activation: Activation) -> Result<(), ModelError> {
         let inner = self.program.hyperparameters.feed_forward;
-        self.feed_forward_into(names, inner, activation, Buffer::Branch)
+        let names = ["ffn_gate", "ffn_up", "ffn_down"].map(|name| format!("{block}.{name}"));
+        self.feed_forward_into(&names, inner, activation, Buffer::Branch)
     }
 
-    /// A gated feed-forward network `inner` wide, into `output`.
+    /// A gated feed-forward network `inner` wide, into `output`. Without a matrix for
+    /// the gate, its rows are the first half of `up`.
     fn feed_forward_into(
         &mut self,
-        names: [&str; 3],
+        [gate, up, down]: &[String; 3],
         inner: usize,
         activation: Activation,
         output: Buffer,
     ) -> Result<(), ModelError> {
         let width = self.program.hyperparameters.width;
-        let [gate, up, down] = names;
-        self.linear(gate, inner, Buffer::Normed, Buffer::Gate)?;
-        self.linear(up, inner, Buffer::Normed, Buffer::Up)?;
+        let has_twice = |tensor: &Tensor| tensor.rows() == 2 * inner as u64;
+        if !self.has(&format!("{gate}.weight"))
+            && self
+                .catalog
+                .tensor(&format!("{up}.weight"))
+                .is_some_and(has_twice)
+        {
+            self.fused(up, &[(Buffer::Gate, inner), (Buffer::Up, inner)])?;
+        } else {
+            self.linear(gate, inner, Buffer::Normed, Buffer::Gate)?;
+            self.linear(up, inner, Buffer::Normed, Buffer::Up)?;
+        }
         self.widen(Buffer::Gated, inner);
         self.push(Op::Gated { activation });
         self.linear(down, width, Buffer::Gated, output)
     }
 
-    /// Declares a rotary embedding; `factors` names an optional tensor that divides its
-    /// frequencies.
+    /// Declares the model's rotary embedding, with the factors that the file has:
+    /// `rope_freqs`, or `rope_factors_short` and `rope_factors_long`.
     ///
     /// # Errors
     /// When the factors are of another size than the pairs.
-    pub fn rotation(
+    pub fn rotation(&mut self, style: RopeStyle) -> Result<usize, ModelError> {
+        let shape = &self.program.hyperparameters;
+        let (base, scaling) = (shape.rope_base, shape.rope_scaling);
+        let (pairs, original_context) = (shape.rope_width / 2, shape.original_context);
+        let [long, short] = ["rope_factors_long.weight", "rope_factors_short.weight"];
+        let factors = if self.has("rope_freqs.weight") {
+            RotationFactors::Always(self.resident("rope_freqs.weight", pairs)?)
+        } else if self.has(long) {
+            RotationFactors::ByContext {
+                short: self.resident(short, pairs)?,
+                long: self.resident(long, pairs)?,
+                original_context,
+            }
+        } else {
+            RotationFactors::None
+        };
+        Ok(self.rotation_with(style, base, scaling, factors))
+    }
+
+    /// Declares a rotary embedding of another base or scaling.
+    pub fn rotation_with(
         &mut self,
         style: RopeStyle,
         base: f32,
         scaling: RopeScaling,
-        factors: &str,
-    ) -> Result<usize, ModelError> {
-        let width = self.program.hyperparameters.rope_width;
-        let factors = if self.has(factors) {
-            Some(self.resident(factors, width / 2)?)
-        } else {
-            None
-        };
+        factors: RotationFactors,
+    ) -> usize {
         self.program.rotations.push(Rotation {
             style,
             base,
-            width,
+            width: self.program.hyperparameters.rope_width,
             scaling,
             factors,
         });
-        Ok(self.program.rotations.len() - 1)
+        self.program.rotations.len() - 1
     }
 
     /// The final norm and the output head: `output.weight`, or the embedding where the

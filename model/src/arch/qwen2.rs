@@ -12,10 +12,5 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
-    let family = PreNorm {
-        rope_style: RopeStyle::Halves,
-        norms_heads: false,
-        mixture: None,
-    };
-    family.describe(model, shape)
+    PreNorm::new(RopeStyle::Halves).describe(model, shape)
 }

@@ -3,26 +3,20 @@
 
 use emel_kernels::RopeStyle;
 
-use super::pre_norm::PreNorm;
+use super::pre_norm::{Experts, PreNorm, QueryKeyNorm};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
-use crate::program::{Activation, Mixture, ProgramBuilder};
-use crate::routing::Gating;
+use crate::program::{Mixture, ProgramBuilder};
 
 pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
+    let mixture = Mixture::SOFTMAX.read(&model.keys(), shape)?;
     let family = PreNorm {
-        rope_style: RopeStyle::Halves,
-        norms_heads: true,
-        mixture: Some(Mixture {
-            gating: Gating::Softmax,
-            normalises: true,
-            scale: 1.0,
-            groups: None,
-            activation: Activation::Silu,
-        }),
+        query_key_norm: QueryKeyNorm::EachHead,
+        experts: Some(Experts::everywhere(mixture)),
+        ..PreNorm::new(RopeStyle::Halves)
     };
     family.describe(model, shape)
 }

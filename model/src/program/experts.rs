@@ -2,6 +2,8 @@
 
 use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder, checked_format, find};
 use crate::error::ModelError;
+use crate::hyperparameters::Hyperparameters;
+use crate::keys::Keys;
 use crate::routing::{ExpertGroups, Gating, Router};
 
 /// What differs between the families' mixtures.
@@ -17,6 +19,59 @@ pub struct Mixture {
     pub groups: Option<ExpertGroups>,
     /// The activation function of an expert.
     pub activation: Activation,
+}
+
+impl Mixture {
+    /// Softmax, weights that sum to one, SwiGLU.
+    pub const SOFTMAX: Self = Self {
+        gating: Gating::Softmax,
+        normalises: true,
+        scale: 1.0,
+        groups: None,
+        activation: Activation::Silu,
+    };
+
+    /// A mixture with what the file says about its router; the rest stays.
+    ///
+    /// # Errors
+    /// When the file says something that no router can do.
+    pub fn read(self, keys: &Keys<'_>, shape: &Hyperparameters) -> Result<Self, ModelError> {
+        Ok(Self {
+            gating: match keys.count("expert_gating_func")? {
+                0 => self.gating,
+                1 => Gating::Softmax,
+                2 => Gating::Sigmoid,
+                3 => Gating::SoftmaxOfChosen,
+                other => {
+                    let expected = "1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)";
+                    return Err(keys.refuse("expert_gating_func", other, expected));
+                }
+            },
+            normalises: keys.bool("expert_weights_norm")?.unwrap_or(self.normalises),
+            scale: keys.factor("expert_weights_scale")?,
+            groups: groups(keys, shape)?,
+            ..self
+        })
+    }
+}
+
+fn groups(keys: &Keys<'_>, shape: &Hyperparameters) -> Result<Option<ExpertGroups>, ModelError> {
+    let count = keys.count("expert_group_count")?;
+    if count <= 1 {
+        return Ok(None);
+    }
+    if !shape.experts.is_multiple_of(count) {
+        let expected = format!("a divisor of the {} experts", shape.experts);
+        return Err(keys.refuse("expert_group_count", count, &expected));
+    }
+    let used = keys.size("expert_group_used_count")?;
+    let size = shape.experts / count;
+    let least = shape.experts_used.div_ceil(size);
+    if !(least..=count).contains(&used) {
+        let expected = format!("{least} to {count} groups of {size} experts");
+        return Err(keys.refuse("expert_group_used_count", used, &expected));
+    }
+    Ok(Some(ExpertGroups { count, used }))
 }
 
 impl ProgramBuilder<'_> {
@@ -87,8 +142,8 @@ impl ProgramBuilder<'_> {
         if is_gated {
             self.linear(&gate, 1, Buffer::Normed, Buffer::SharedGate)?;
         }
-        let [gate, up, down] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"].map(name);
-        self.feed_forward_into([&gate, &up, &down], inner, activation, Buffer::Shared)?;
+        let names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"].map(name);
+        self.feed_forward_into(&names, inner, activation, Buffer::Shared)?;
         if is_gated {
             self.push(Op::SigmoidGate {
                 buffer: Buffer::Shared,
