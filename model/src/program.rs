@@ -6,12 +6,17 @@
 //! disagree.
 
 mod experts;
+mod heads;
+mod latent;
+mod recurrent;
 
-use emel_kernels::{ActivationFormat, Format, RopeScaling, RopeStyle};
+use emel_kernels::{ActivationFormat, DeltaRuleShape, Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
 use emel_loader::unit::{Stage, WeightUse};
 
 pub use self::experts::Mixture;
+pub use self::heads::HeadColumns;
+pub use self::latent::LatentShape;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::keys::Keys;
@@ -52,6 +57,22 @@ pub enum Buffer {
     SharedGate,
     /// Several projections in one, before they are taken apart.
     Fused,
+    /// What a recurrent layer runs over the tokens.
+    Mixed,
+    /// How much of each input a recurrent layer takes in.
+    InputGate,
+    /// How much of each output a layer lets out.
+    OutputGate,
+    /// How much of each memory is kept.
+    Decay,
+    /// How strongly each memory is written.
+    Strength,
+    /// A short vector that queries, or keys and values, are projected from.
+    Compressed,
+    /// The short vector of keys and values, with the part of the keys that turns.
+    Latent,
+    /// The part of a buffer that belongs to one head.
+    OneHead,
     /// A score for each token of the vocabulary.
     Logits,
 }
@@ -112,6 +133,8 @@ pub enum Op {
         buffer: Buffer,
         /// Heads in it.
         heads: usize,
+        /// Elements of a head before those that turn.
+        start: usize,
         /// Index among [`Program::rotations`].
         rotation: usize,
     },
@@ -195,6 +218,66 @@ pub enum Op {
         buffer: Buffer,
         /// By how much.
         factor: f32,
+    },
+    /// RMS norm of the first columns, as many as the weight has.
+    NormColumns {
+        /// What is normed.
+        buffer: Buffer,
+        /// Index of the resident weight.
+        weight: usize,
+    },
+    /// to = from, head by head; one head goes to all.
+    CopyHeads {
+        /// Where they come from.
+        from: HeadColumns,
+        /// Where they go.
+        to: HeadColumns,
+    },
+    /// to = each head's own rows of the matrix · from.
+    LinearHeads {
+        /// Index of the matrix among [`Program::matrices`].
+        matrix: usize,
+        /// As wide as the matrix's columns.
+        from: HeadColumns,
+        /// As wide as a head has rows.
+        to: HeadColumns,
+    },
+    /// buffer *= by, element by element.
+    Multiply {
+        /// What is multiplied.
+        buffer: Buffer,
+        /// With what.
+        by: Buffer,
+    },
+    /// buffer = silu(buffer).
+    Silu {
+        /// What is activated.
+        buffer: Buffer,
+    },
+    /// buffer *= silu(gate), element by element.
+    SiluGate {
+        /// What is let through.
+        buffer: Buffer,
+        /// How much, before its activation.
+        gate: Buffer,
+    },
+    /// What is mixed goes through a short causal convolution, a filter for each channel.
+    Convolution {
+        /// Index among [`Program::states`].
+        state: usize,
+        /// Index of the resident weight, `[channels, taps]`.
+        weight: usize,
+    },
+    /// attended = what the gated delta rule reads for the mixed queries, keys and values.
+    DeltaRule {
+        /// Index among [`Program::states`].
+        state: usize,
+        /// Heads and their widths.
+        shape: DeltaRuleShape,
+        /// Index of the resident weight: how fast each memory fades.
+        rate: usize,
+        /// Index of the resident weight that is added to the decay.
+        bias: usize,
     },
     /// From here on only tokens whose logits are wanted go on.
     KeepLogitTokens,
@@ -477,10 +560,11 @@ impl<'a> ProgramBuilder<'a> {
     /// When one of the matrices is missing or of another size.
     pub fn query_key_value(&mut self, block: &str) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
+        let kv_heads = self.kv_heads()?;
         let projections = [
             ("attn_q", Buffer::Query, shape.heads * shape.key_width),
-            ("attn_k", Buffer::Key, shape.kv_heads * shape.key_width),
-            ("attn_v", Buffer::Value, shape.kv_heads * shape.value_width),
+            ("attn_k", Buffer::Key, kv_heads * shape.key_width),
+            ("attn_v", Buffer::Value, kv_heads * shape.value_width),
         ];
         let fused = format!("{block}.attn_qkv");
         if self.has(&format!("{fused}.weight")) {
@@ -503,13 +587,13 @@ impl<'a> ProgramBuilder<'a> {
 
     /// Rotates the heads of queries and keys.
     pub fn rope(&mut self, rotation: usize) {
-        let Hyperparameters {
-            heads, kv_heads, ..
-        } = self.program.hyperparameters;
+        let heads = self.program.hyperparameters.heads;
+        let kv_heads = self.width(Buffer::Key) / self.program.hyperparameters.key_width;
         for (buffer, heads) in [(Buffer::Query, heads), (Buffer::Key, kv_heads)] {
             self.push(Op::Rope {
                 buffer,
                 heads,
+                start: 0,
                 rotation,
             });
         }
@@ -522,7 +606,7 @@ impl<'a> ProgramBuilder<'a> {
     pub fn attention(&mut self, scores: Scores<'_>) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
         let kept = KvShape {
-            kv_heads: shape.kv_heads,
+            kv_heads: self.kv_heads()?,
             key_width: shape.key_width,
             value_width: Some(shape.value_width),
             window: scores.window,
@@ -547,6 +631,18 @@ impl<'a> ProgramBuilder<'a> {
             sinks,
         });
         Ok(())
+    }
+
+    /// Key and value heads of the layer at hand.
+    fn kv_heads(&self) -> Result<usize, ModelError> {
+        match self.program.hyperparameters.layer_kv_heads.of(self.layer) {
+            0 => Err(self.keys().refuse(
+                "attention.head_count_kv",
+                format!("0 for layer {}", self.layer),
+                "key and value heads for every layer with attention",
+            )),
+            kv_heads => Ok(kv_heads),
+        }
     }
 
     /// The index of a state that the next operation uses.
@@ -662,16 +758,24 @@ impl<'a> ProgramBuilder<'a> {
         self.program.rotations.len() - 1
     }
 
-    /// The final norm and the output head: `output.weight`, or the embedding where the
-    /// two are tied.
+    /// The final norm, `output_norm`, and the output head: `output.weight`, or the
+    /// embedding where the two are tied.
     ///
     /// # Errors
     /// When a tensor is missing or of another size.
     pub fn head(&mut self) -> Result<(), ModelError> {
+        self.head_after("output_norm.weight")
+    }
+
+    /// [`ProgramBuilder::head`] after the norm of another name.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another size.
+    pub fn head_after(&mut self, norm: &str) -> Result<(), ModelError> {
         self.stage = Stage::Head;
         self.layer = self.program.hyperparameters.layers;
         self.push(Op::KeepLogitTokens);
-        self.norm("output_norm.weight", Buffer::Residual, Buffer::Normed)?;
+        self.norm(norm, Buffer::Residual, Buffer::Normed)?;
         let name = if self.has("output.weight") {
             "output.weight"
         } else {
