@@ -19,10 +19,11 @@ use emel_loader::reader::ReadError;
 use emel_loader::unit::Part;
 
 use crate::activations::Activations;
-use crate::kv_cache::{KvCache, KvType};
+use crate::kv_cache::KvType;
 use crate::program::{Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation};
 use crate::routing::{Router, Routing};
 use crate::schedule::Work;
+use crate::state::SequenceState;
 
 /// Why a forward pass cannot be made ready.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +58,12 @@ pub struct Footprint {
 impl Footprint {
     /// Bytes of the KV cache.
     pub fn kv_bytes(&self, program: &Program) -> u64 {
-        KvCache::required_bytes(&program.hyperparameters, self.context, self.kv_type)
+        SequenceState::kv_bytes(&program.states, self.context, self.chunk, self.kv_type)
+    }
+
+    /// Bytes of what else a sequence keeps: memories of recurrent layers, its tokens.
+    pub fn recurrent_bytes(&self, program: &Program) -> u64 {
+        SequenceState::recurrent_bytes(&program.states, self.context)
     }
 
     /// Bytes of everything else that a pass works in.
@@ -75,7 +81,7 @@ impl Footprint {
         let floats_bytes = floats * size_of::<f32>();
         let (experts, used) = program.routing_max();
         let routing = Routing::required_bytes(self.chunk, experts, used);
-        let positions = self.chunk * size_of::<usize>();
+        let positions = 2 * self.chunk * size_of::<usize>();
         (floats_bytes + turns + quantised + scores + routing + positions) as u64
     }
 
@@ -106,13 +112,14 @@ pub struct Forward {
     ops: Vec<Op>,
     matrices: Vec<MatrixShape>,
     embedding: MatrixShape,
-    attention: AttentionShape,
+    /// Query heads.
+    heads: usize,
     norm_epsilon: f32,
     resident: Vec<Vec<f32>>,
     rotations: Vec<(Rotation, RopeFrequencies, RopeTable)>,
     routers: Vec<Router>,
     routing: Routing,
-    kv_cache: KvCache,
+    state: SequenceState,
     scratch: AttentionScratch,
     activations: Activations,
     quantised: Q8Activations,
@@ -120,6 +127,8 @@ pub struct Forward {
     quantised_of: Option<Buffer>,
     /// Positions of the batch's tokens.
     positions: Vec<usize>,
+    /// Their rows in the cache of the layer at hand.
+    rows: Vec<usize>,
     logit_tokens: usize,
 }
 
@@ -150,26 +159,24 @@ impl Forward {
             ops: program.ops.clone(),
             matrices: program.matrices.clone(),
             embedding: program.embedding_shape,
-            attention: AttentionShape {
-                heads: shape.heads,
-                kv_heads: shape.kv_heads,
-                head_dim_k: shape.key_width,
-                head_dim_v: shape.value_width,
-                scale: 1.0,
-                window: None,
-                softcap: None,
-            },
+            heads: shape.heads,
             norm_epsilon: shape.norm_epsilon,
             resident,
             rotations,
             routers: program.routers.clone(),
             routing: Routing::new(footprint.chunk, experts, used),
-            kv_cache: KvCache::new(shape, footprint.context, footprint.kv_type),
+            state: SequenceState::new(
+                &program.states,
+                footprint.context,
+                footprint.chunk,
+                footprint.kv_type,
+            ),
             scratch: AttentionScratch::new(footprint.threads, footprint.context),
             activations: Activations::new(program.widths, |buffer| footprint.tokens_in(buffer)),
             quantised: Q8Activations::new(footprint.chunk, program.quantised_columns_max()),
             quantised_of: None,
             positions: Vec::with_capacity(footprint.chunk),
+            rows: Vec::with_capacity(footprint.chunk),
             logit_tokens: 0,
         })
     }
@@ -179,10 +186,22 @@ impl Forward {
         self.kernels.name()
     }
 
-    /// Begins a pass over `batch`. Every token's embedding follows, then the work.
+    /// What the sequence so far has left behind.
+    pub fn state(&self) -> &SequenceState {
+        &self.state
+    }
+
+    /// The same, to go back in it or to replace it.
+    pub fn state_mut(&mut self) -> &mut SequenceState {
+        &mut self.state
+    }
+
+    /// Begins a pass over `batch`. Every token's embedding follows, then the work, then
+    /// [`Forward::finish`].
     ///
     /// # Panics
-    /// When the batch is larger than the footprint.
+    /// When the batch is larger than the footprint, or does not follow the tokens that
+    /// the state stands for.
     pub fn begin(&mut self, batch: Batch<'_>) {
         let count = batch.tokens.len();
         assert!(
@@ -190,6 +209,7 @@ impl Forward {
             "batch of {count} tokens"
         );
         assert!(batch.logit_tokens <= count, "more logits than tokens");
+        self.state.begin(batch.position, batch.tokens);
         self.positions.clear();
         self.positions
             .extend(batch.position..batch.position + count);
@@ -217,6 +237,11 @@ impl Forward {
                 }
             }
         }
+    }
+
+    /// All work of the pass is done: the batch is part of the sequence.
+    pub fn finish(&mut self) {
+        self.state.finish();
     }
 
     /// The logits, `[vocabulary]`, of the `index`th of the tokens whose logits were wanted.
@@ -388,35 +413,41 @@ impl Forward {
     /// The attention operation at index `op`.
     fn attend(&mut self, op: usize) {
         let Op::Attention {
-            layer,
+            state,
             scale,
-            window,
             softcap,
             sinks,
         } = self.ops[op]
         else {
             unreachable!("called for attention");
         };
-        let first = self.positions.first().copied().unwrap_or(0);
-        let cached = self.kv_cache.layer_mut(layer);
-        for (rows, buffer) in cached.into_iter().zip([Buffer::Key, Buffer::Value]) {
-            let start = first * self.activations.width(buffer);
-            self.kernels
-                .store_kv(rows, start, self.activations.all(buffer));
-        }
+        let cache = self.state.cache_mut(state);
+        let tokens = [Buffer::Key, Buffer::Value].map(|buffer| self.activations.all(buffer));
+        let position = self.positions.first().copied().unwrap_or(0);
+        cache.store(&self.kernels, position, self.positions.len(), tokens);
+        self.rows.clear();
+        self.rows.extend(
+            self.positions
+                .iter()
+                .map(|position| position - cache.first()),
+        );
+        let kept = cache.shape();
         let shape = AttentionShape {
+            heads: self.heads,
+            kv_heads: kept.kv_heads,
+            head_dim_k: kept.key_width,
+            head_dim_v: kept.value_width.unwrap_or(kept.key_width),
             scale,
-            window,
+            window: kept.window,
             softcap,
-            ..self.attention
         };
         self.activations
             .set_width(Buffer::Attended, shape.heads * shape.head_dim_v);
         let [queries, out] = self.activations.several([Buffer::Query, Buffer::Attended]);
         let input = AttentionInput {
             queries,
-            kv: self.kv_cache.view(layer),
-            positions: &self.positions,
+            kv: cache.view(),
+            positions: &self.rows,
             sinks: sinks.map(|index| self.resident[index].as_slice()),
         };
         self.kernels

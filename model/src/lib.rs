@@ -13,4 +13,5 @@ pub mod program;
 pub mod routing;
 pub mod sampler;
 pub mod schedule;
+pub mod state;
 pub mod tokenizer;

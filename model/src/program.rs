@@ -15,7 +15,9 @@ pub use self::experts::Mixture;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::keys::Keys;
+use crate::kv_cache::KvShape;
 use crate::routing::Router;
+use crate::state::StateShape;
 
 /// The activations of the tokens in flight, by their role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,12 +118,10 @@ pub enum Op {
     /// Keeps this token's keys and values, then gathers the values of all positions it
     /// may look at.
     Attention {
-        /// The layer of the KV cache.
-        layer: usize,
+        /// Index among [`Program::states`].
+        state: usize,
         /// What scores are multiplied with.
         scale: f32,
-        /// Positions looked back on, itself included.
-        window: Option<usize>,
         /// Scores become `cap · tanh(score / cap)`.
         softcap: Option<f32>,
         /// Index of the resident weight: a score per head that has no value.
@@ -306,6 +306,8 @@ pub struct Program {
     pub rotations: Vec<Rotation>,
     /// The routers in use.
     pub routers: Vec<Router>,
+    /// What a sequence keeps, layer by layer.
+    pub states: Vec<StateShape>,
     /// Greatest width of each [`Buffer`], 0 for one that is not used.
     pub widths: [usize; BUFFERS],
 }
@@ -376,6 +378,7 @@ impl<'a> ProgramBuilder<'a> {
                 resident: Vec::new(),
                 rotations: Vec::new(),
                 routers: Vec::new(),
+                states: Vec::new(),
                 widths,
             },
             widths,
@@ -518,20 +521,38 @@ impl<'a> ProgramBuilder<'a> {
     /// When the sinks are missing or of another size.
     pub fn attention(&mut self, scores: Scores<'_>) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
-        let (heads, value_width) = (shape.heads, shape.value_width);
+        let kept = KvShape {
+            kv_heads: shape.kv_heads,
+            key_width: shape.key_width,
+            value_width: Some(shape.value_width),
+            window: scores.window,
+        };
+        self.attention_over(kept, scores)
+    }
+
+    /// Attention of the queries over keys and values of this shape.
+    fn attention_over(&mut self, kept: KvShape, scores: Scores<'_>) -> Result<(), ModelError> {
+        let heads = self.program.hyperparameters.heads;
+        let value_width = kept.value_width.unwrap_or(kept.key_width);
         self.widen(Buffer::Attended, heads * value_width);
         let sinks = scores
             .sinks
             .map(|name| self.resident(name, heads))
             .transpose()?;
+        let state = self.keep(StateShape::Attention(kept));
         self.push(Op::Attention {
-            layer: self.layer,
+            state,
             scale: scores.scale,
-            window: scores.window,
             softcap: scores.softcap,
             sinks,
         });
         Ok(())
+    }
+
+    /// The index of a state that the next operation uses.
+    fn keep(&mut self, shape: StateShape) -> usize {
+        self.program.states.push(shape);
+        self.program.states.len() - 1
     }
 
     /// Takes columns of `input` out, `widths` of them for each of `outputs`, in order.

@@ -279,11 +279,19 @@ impl Draft<'_> {
             }
         }
         let mut chunk = CHUNK_MAX;
-        let activation_bytes = |chunk| {
+        let of_chunk = |chunk| {
             let shape = self.with_chunk(context, chunk);
-            shape
-                .footprint(self.settings)
-                .activation_bytes(self.program)
+            let footprint = shape.footprint(self.settings);
+            (
+                footprint.activation_bytes(self.program),
+                footprint.kv_bytes(self.program),
+            )
+        };
+        // A cache with a window has room for a chunk on top.
+        let (_, kv_bytes_min) = of_chunk(CHUNK_MIN);
+        let activation_bytes = |chunk| {
+            let (activations, kv_bytes) = of_chunk(chunk);
+            activations + (kv_bytes - kv_bytes_min)
         };
         while chunk > CHUNK_MIN && activation_bytes(chunk) > self.budget_bytes / ACTIVATION_SHARE {
             chunk /= 2;
@@ -334,6 +342,10 @@ impl Draft<'_> {
                     self.settings.kv_type.name()
                 ),
                 footprint.kv_bytes(self.program),
+            ),
+            item(
+                "recurrent state".to_owned(),
+                footprint.recurrent_bytes(self.program),
             ),
             item(
                 format!("activations ({} tokens a pass)", shape.chunk),

@@ -14,6 +14,7 @@ use emel_loader::reader::{Backend, ReadError};
 use emel_loader::weights::{Pass, ReadStatistics, Weights};
 use emel_model::forward::{Batch, Forward};
 use emel_model::schedule::{Step, schedule};
+use emel_model::state::SequenceState;
 
 use crate::blueprint::Blueprint;
 use crate::error::Error;
@@ -93,6 +94,7 @@ impl Generator {
         let outcome = self.run(batch, next, is_cancelled).await;
         if outcome.is_err() {
             self.weights.restart();
+            self.forward.state_mut().abandon();
         }
         outcome
     }
@@ -100,6 +102,16 @@ impl Generator {
     /// The logits of the `index`th token of the last batch whose logits were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
         self.forward.logits(index)
+    }
+
+    /// What the sequence so far has left behind.
+    pub fn state(&self) -> &SequenceState {
+        self.forward.state()
+    }
+
+    /// The same, to go back in it or to replace it.
+    pub fn state_mut(&mut self) -> &mut SequenceState {
+        self.forward.state_mut()
     }
 
     /// What reading has cost so far.
@@ -165,6 +177,7 @@ impl Generator {
                 None => run(&[]),
             }
         }
+        forward.finish();
         Ok(())
     }
 }

@@ -237,7 +237,8 @@ impl Scheduler {
         };
         let meter = Meter::start(&self.generator);
         let is_cancelled = || events.is_closed();
-        self.prefill(&ids, &is_cancelled).await?;
+        let resumed = self.generator.state_mut().resume(&ids);
+        self.prefill(&ids, resumed, &is_cancelled).await?;
         let prefill = meter.started.elapsed();
 
         let mut sampler = Sampler::new(sampler, self.vocabulary).map_err(Error::from)?;
@@ -277,21 +278,22 @@ impl Scheduler {
         }
         let counts = Counts {
             prompt: ids.len(),
+            resumed,
             generated,
             passes,
         };
         Ok(self.usage(&meter, prefill, &decode, counts))
     }
 
-    /// Runs the prompt through the model, chunk by chunk; the logits of its last token
-    /// are then there.
+    /// Runs the prompt from `position` on through the model, chunk by chunk; the logits
+    /// of its last token are then there.
     async fn prefill(
         &mut self,
         ids: &[u32],
+        mut position: usize,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), PassEnd> {
-        let mut position = 0;
-        for tokens in ids.chunks(self.chunk) {
+        for tokens in ids[position..].chunks(self.chunk) {
             let left = ids.len() - position - tokens.len();
             let batch = Batch {
                 tokens,
@@ -315,6 +317,8 @@ impl Scheduler {
             mut on_logits,
             finished,
         } = evaluation;
+        // Every position's logits are wanted, so all are computed.
+        self.generator.state_mut().clear();
         let mut position = 0;
         let mut outcome = Ok(());
         // An engine that was not opened for it keeps one row of logits: slow, but right.
@@ -350,8 +354,9 @@ impl Scheduler {
         let fixed = &self.fixed;
         Usage {
             prompt_tokens: counts.prompt,
+            resumed_tokens: counts.resumed,
             generated_tokens: counts.generated,
-            prefill_tokens_per_second: rate(counts.prompt, prefill),
+            prefill_tokens_per_second: rate(counts.prompt - counts.resumed, prefill),
             decode_tokens_per_second: rate(counts.passes, after_first.time),
             first_token_ms: milliseconds(first_token),
             bytes_read: total.bytes_read,
@@ -381,6 +386,7 @@ impl Scheduler {
 /// Tokens of a request, and passes after its first token.
 struct Counts {
     prompt: usize,
+    resumed: usize,
     generated: usize,
     passes: usize,
 }

@@ -184,3 +184,23 @@ fn gemma3_matches() {
     // The golden used a half-precision table for GELU.
     check("gemma3.gguf", 2e-3);
 }
+
+#[test]
+fn lfm2_matches() {
+    check("lfm2.gguf", 5e-4);
+}
+
+#[test]
+fn lfm2moe_matches() {
+    check("lfm2moe.gguf", 5e-4);
+}
+
+#[test]
+fn qwen35moe_matches() {
+    check("qwen35moe.gguf", 5e-4);
+}
+
+#[test]
+fn deepseek2_matches() {
+    check("deepseek2.gguf", 5e-4);
+}
