@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use emel::{KvType, Settings};
+use emel::{KvType, RamBudget, Settings};
 use emel_tests::fixtures::{fixture, json};
 use emel_tests::run::{greedy, logits, settings, smallest_budget};
 use serde::Deserialize;
@@ -18,22 +19,43 @@ struct Golden {
     greedy: Vec<u32>,
 }
 
+/// The context that the goldens were computed with, which LongRoPE asks about.
+const CONTEXT: usize = 512;
+
 fn check(name: &str, tolerance: f64) {
     let goldens: BTreeMap<String, Golden> = json("arch/golden.json");
     let golden = &goldens[name];
     let model = fixture("arch").join(name);
-    let mut exact = Settings {
+    let resident = Settings {
         kv_type: KvType::F32,
-        ..settings(1 << 30, 64)
+        all_logits: true,
+        ..settings(1 << 30, CONTEXT)
     };
     // Streamed, so that the goldens hold for what a small budget computes.
-    exact.ram_budget = emel::RamBudget::Bytes(smallest_budget(&model, &exact));
-    let rows = logits(
-        &model,
-        settings_with_logits(&exact, golden, &model),
-        &golden.tokens,
-    )
-    .unwrap();
+    let streamed = with_smallest_budget(&model, &resident);
+    let rows = logits(&model, streamed, &golden.tokens).unwrap();
+    check_rows(name, golden, &rows, tolerance);
+    let whole = logits(&model, resident.clone(), &golden.tokens).unwrap();
+    assert!(bits(&rows) == bits(&whole), "{name}: streaming shows");
+
+    let resident = Settings {
+        all_logits: false,
+        ..resident
+    };
+    let streamed = with_smallest_budget(&model, &resident);
+    let streams = |settings| {
+        let (tokens, usage) =
+            greedy(&model, settings, &golden.tokens, golden.greedy.len()).unwrap();
+        assert_eq!(tokens, golden.greedy, "{name}");
+        usage.streamed_bytes_per_token
+    };
+    assert!(
+        streams(streamed) > streams(resident),
+        "{name} did not stream"
+    );
+}
+
+fn check_rows(name: &str, golden: &Golden, rows: &[Vec<f32>], tolerance: f64) {
     assert_eq!(rows.len(), golden.rows.len());
     for (position, (row, expected)) in rows.iter().zip(&golden.rows).enumerate() {
         let near = |found: f32, expected: f64, what: &str| {
@@ -53,19 +75,17 @@ fn check(name: &str, tolerance: f64) {
             near(row[id], logit, "probe");
         }
     }
-    let (tokens, usage) = greedy(&model, exact, &golden.tokens, golden.greedy.len()).unwrap();
-    assert_eq!(tokens, golden.greedy, "{name}");
-    assert!(usage.streamed_bytes_per_token > 0, "{name} did not stream");
 }
 
-fn settings_with_logits(exact: &Settings, golden: &Golden, model: &std::path::Path) -> Settings {
-    let mut settings = Settings {
-        all_logits: true,
-        context: Some(golden.tokens.len()),
-        ..exact.clone()
-    };
-    settings.ram_budget = emel::RamBudget::Bytes(smallest_budget(model, &settings));
-    settings
+fn with_smallest_budget(model: &Path, settings: &Settings) -> Settings {
+    Settings {
+        ram_budget: RamBudget::Bytes(smallest_budget(model, settings)),
+        ..settings.clone()
+    }
+}
+
+fn bits(rows: &[Vec<f32>]) -> Vec<u32> {
+    rows.iter().flatten().map(|logit| logit.to_bits()).collect()
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The mixture of experts as operations (Shazeer et al., 2017).
 
-use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder, checked_format, find};
+use super::builder::{checked_format, find};
+use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::keys::Keys;

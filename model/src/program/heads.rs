@@ -1,6 +1,7 @@
 //! Operations on the heads of a buffer.
 
-use super::{Buffer, Op, ProgramBuilder, checked_shape, find};
+use super::builder::{checked_shape, find};
+use super::{Buffer, Op, ProgramBuilder};
 use crate::error::ModelError;
 
 /// Some columns of every head of a buffer.
