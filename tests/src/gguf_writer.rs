@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use emel_loader::gguf::{Array, TensorType, Value};
+use emel_loader::gguf::{Array, Catalog, TensorType, Value};
 
 /// The alignment of a file that does not state one.
 pub const ALIGNMENT_DEFAULT: u64 = 32;
@@ -222,6 +222,48 @@ impl GgufWriter {
             tensors: Vec::new(),
         };
         writer.field("general.architecture", Field::string(architecture))
+    }
+
+    /// The model at `path`, ready to be written in another way.
+    ///
+    /// # Panics
+    /// When it cannot be read, or has an array of arrays.
+    pub fn copy_of(path: &Path) -> Self {
+        let catalog = Catalog::open(path).expect("a GGUF file");
+        let bytes = std::fs::read(path).expect("a readable file");
+        let architecture = catalog.metadata().str("general.architecture");
+        let mut writer = Self::new(architecture.ok().flatten().unwrap_or_default());
+        for (key, value) in catalog.metadata().iter() {
+            if key != "general.architecture" {
+                let field = Field::from_value(value).expect("no array of arrays");
+                writer = writer.field(key, field);
+            }
+        }
+        for tensor in catalog.tensors() {
+            let start = tensor.extent.offset as usize;
+            let data = bytes[start..start + tensor.extent.bytes as usize].to_vec();
+            writer = writer.tensor(&tensor.name, tensor.tensor_type, &tensor.dims, data);
+        }
+        writer
+    }
+
+    /// Leaves out the field of this name.
+    #[must_use]
+    pub fn without(mut self, key: &str) -> Self {
+        self.fields.retain(|(name, _)| name != key);
+        self
+    }
+
+    /// Takes out the tensors whose name ends so, which are of F32; their names and numbers.
+    pub fn take_f32(&mut self, suffix: &str) -> Vec<(String, Vec<f32>)> {
+        self.tensors
+            .extract_if(.., |(tensor, _)| tensor.name.ends_with(suffix))
+            .map(|(tensor, data)| {
+                let (numbers, _) = data.as_chunks();
+                let numbers = numbers.iter().map(|&bytes| f32::from_le_bytes(bytes));
+                (tensor.name, numbers.collect())
+            })
+            .collect()
     }
 
     /// States another version.

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use emel::{KvType, RamBudget, Settings};
 use emel_tests::fixtures::{fixture, json};
+use emel_tests::gguf_writer::{Field, GgufWriter};
 use emel_tests::run::{greedy, logits, settings, smallest_budget};
 use serde::Deserialize;
 
@@ -23,29 +24,32 @@ struct Golden {
 const CONTEXT: usize = 512;
 
 fn check(name: &str, tolerance: f64) {
+    check_file(&fixture("arch").join(name), name, tolerance);
+}
+
+/// A model against the golden of this name.
+fn check_file(model: &Path, name: &str, tolerance: f64) {
     let goldens: BTreeMap<String, Golden> = json("arch/golden.json");
     let golden = &goldens[name];
-    let model = fixture("arch").join(name);
     let resident = Settings {
         kv_type: KvType::F32,
         all_logits: true,
         ..settings(1 << 30, CONTEXT)
     };
     // Streamed, so that the goldens hold for what a small budget computes.
-    let streamed = with_smallest_budget(&model, &resident);
-    let rows = logits(&model, streamed, &golden.tokens).unwrap();
+    let streamed = with_smallest_budget(model, &resident);
+    let rows = logits(model, streamed, &golden.tokens).unwrap();
     check_rows(name, golden, &rows, tolerance);
-    let whole = logits(&model, resident.clone(), &golden.tokens).unwrap();
+    let whole = logits(model, resident.clone(), &golden.tokens).unwrap();
     assert!(bits(&rows) == bits(&whole), "{name}: streaming shows");
 
     let resident = Settings {
         all_logits: false,
         ..resident
     };
-    let streamed = with_smallest_budget(&model, &resident);
+    let streamed = with_smallest_budget(model, &resident);
     let streams = |settings| {
-        let (tokens, usage) =
-            greedy(&model, settings, &golden.tokens, golden.greedy.len()).unwrap();
+        let (tokens, usage) = greedy(model, settings, &golden.tokens, golden.greedy.len()).unwrap();
         assert_eq!(tokens, golden.greedy, "{name}");
         usage.streamed_bytes_per_token
     };
@@ -203,4 +207,49 @@ fn qwen35moe_matches() {
 #[test]
 fn deepseek2_matches() {
     check("deepseek2.gguf", 5e-4);
+}
+
+/// The matrices of keys and values in one, as converters wrote them before they took
+/// them apart: the same numbers, so the same golden.
+#[test]
+fn deepseek2_in_its_older_layout_matches() {
+    const HEADS: usize = 4;
+    const PLAIN: usize = 8;
+    const LATENT: usize = 16;
+    const VALUE: usize = 8;
+    let mut writer = GgufWriter::copy_of(&fixture("arch/deepseek2.gguf"));
+    for key in ["key_length", "value_length", "head_count_kv"] {
+        writer = writer.without(&format!("deepseek2.attention.{key}"));
+    }
+    for key in ["key_length_mla", "value_length_mla"] {
+        writer = writer.without(&format!("deepseek2.attention.{key}"));
+    }
+    for (key, number) in [
+        ("key_length", 12),
+        ("value_length", 8),
+        ("head_count_kv", 4),
+    ] {
+        writer = writer.field(&format!("deepseek2.attention.{key}"), Field::U32(number));
+    }
+    let keys = writer.take_f32("attn_k_b.weight");
+    let values = writer.take_f32("attn_v_b.weight");
+    assert_eq!((keys.len(), values.len()), (3, 3));
+    for ((name, keys), (_, values)) in keys.iter().zip(&values) {
+        let mut both = Vec::new();
+        for head in 0..HEADS {
+            // Turned, because it took queries to latent vectors.
+            let keys = &keys[head * LATENT * PLAIN..];
+            for row in 0..PLAIN {
+                both.extend((0..LATENT).map(|column| keys[column * PLAIN + row]));
+            }
+            both.extend(&values[head * VALUE * LATENT..][..VALUE * LATENT]);
+        }
+        let name = name.replace("k_b", "kv_b");
+        let rows = HEADS * (PLAIN + VALUE);
+        writer = writer.f32_tensor(&name, &[LATENT as u64, rows as u64], &both);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("older.gguf");
+    writer.write(&model).unwrap();
+    check_file(&model, "deepseek2.gguf", 5e-4);
 }
