@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use emel_kernels::Kernels;
+use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
 use emel_loader::reader::Backend;
@@ -19,6 +20,7 @@ use emel_model::tokenizer::Tokenizer;
 use crate::budget::RamBudget;
 use crate::error::Error;
 use crate::request::Prompt;
+use crate::session::{Identity, SessionKind};
 
 /// The context length where neither the user nor the model asks for less.
 const CONTEXT_DEFAULT: usize = 4096;
@@ -169,6 +171,22 @@ impl Blueprint {
     /// When the prompt is empty, too long or not of this vocabulary.
     pub fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
         prompt.ids(&self.tokenizer, self.context, self.program.vocabulary())
+    }
+
+    /// Checks that a session can be restored, as far as its beginning tells, before any
+    /// weights are read.
+    ///
+    /// # Errors
+    /// When the file is no session, or one of another model, KV type or version, or is
+    /// longer than the context.
+    pub fn check_session(&self, path: &Path) -> Result<(), Error> {
+        let paths = self.catalog.files().iter().map(|file| file.path.as_path());
+        let files = Arc::new(OpenFiles::open(paths, false)?);
+        let check = || {
+            let identity = Identity::new(&self.catalog, files).get()?;
+            SessionKind::new(identity, self.settings.kv_type).check(path, self.context)
+        };
+        check().map_err(|source| Error::session(path, source))
     }
 
     /// What the forward pass allocates.

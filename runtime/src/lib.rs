@@ -26,6 +26,7 @@ mod error;
 pub mod generator;
 mod request;
 mod scheduler;
+mod session;
 mod stream;
 mod usage;
 
@@ -37,5 +38,6 @@ pub use emel_model::sampler::SamplerOptions;
 pub use engine::{Builder, Description, Engine};
 pub use error::Error;
 pub use request::{Prompt, Request};
+pub use session::SessionError;
 pub use stream::{Token, TokenStream};
 pub use usage::Usage;

@@ -1,5 +1,6 @@
 //! The engine's thread: takes requests in turn and runs their passes.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use emel_loader::files::OpenFiles;
 use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
+use emel_model::kv_cache::KvType;
 use emel_model::sampler::{Sampler, SamplerOptions};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
 use emel_systemd::{Cgroup, Memory};
@@ -16,6 +18,7 @@ use crate::blueprint::{Blueprint, Io};
 use crate::engine::Description;
 use crate::error::Error;
 use crate::generator::{Generator, PassEnd};
+use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
 use crate::usage::{Usage, milliseconds, rate};
 
@@ -23,6 +26,7 @@ use crate::usage::{Usage, milliseconds, rate};
 pub(crate) enum Job {
     Generate(Generation),
     Evaluate(Evaluation),
+    Session(SessionJob),
 }
 
 /// A checked request: `ids` is not empty, fits the context and the vocabulary.
@@ -42,6 +46,19 @@ pub(crate) struct Evaluation {
     pub(crate) ids: Vec<u32>,
     pub(crate) on_logits: OnLogits,
     pub(crate) finished: oneshot::Sender<Result<(), Error>>,
+}
+
+/// What to do with a session file.
+pub(crate) enum SessionTask {
+    Save,
+    Restore,
+}
+
+/// A session to save or restore.
+pub(crate) struct SessionJob {
+    pub(crate) path: PathBuf,
+    pub(crate) task: SessionTask,
+    pub(crate) finished: oneshot::Sender<Result<usize, Error>>,
 }
 
 /// Builds the engine, says so through `started`, and serves jobs until none can come.
@@ -125,7 +142,9 @@ async fn build(
         chunk: blueprint.chunk,
         logit_tokens: blueprint.logit_tokens,
         vocabulary: blueprint.program.vocabulary(),
+        kv_type: blueprint.settings.kv_type,
         fixed: FixedUsage::new(blueprint, backend, &files, &generator),
+        identity: Identity::new(&blueprint.catalog, files),
         generator,
     };
     Ok((scheduler, description))
@@ -177,6 +196,8 @@ struct Scheduler {
     chunk: usize,
     logit_tokens: usize,
     vocabulary: usize,
+    kv_type: KvType,
+    identity: Identity,
     fixed: FixedUsage,
 }
 
@@ -207,7 +228,21 @@ impl Scheduler {
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
                 Job::Evaluate(evaluation) => self.evaluate(evaluation).await,
+                Job::Session(job) => {
+                    let outcome = self
+                        .session(&job.path, job.task)
+                        .map_err(|source| Error::session(&job.path, source));
+                    let _ = job.finished.send(outcome);
+                }
             }
+        }
+    }
+
+    fn session(&mut self, path: &Path, task: SessionTask) -> Result<usize, SessionError> {
+        let kind = SessionKind::new(self.identity.get()?, self.kv_type);
+        match task {
+            SessionTask::Save => kind.save(path, self.generator.state()),
+            SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
         }
     }
 

@@ -94,6 +94,11 @@ struct Options {
     #[arg(long)]
     ignore_eos: bool,
 
+    /// Keep the session in a file: what it already holds of the prompt is not computed
+    /// again; prompt and answer are saved to it at the end
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
+
     /// Print statistics to standard error
     #[arg(long)]
     stats: bool,
@@ -120,7 +125,16 @@ async fn run(options: Options) -> anyhow::Result<()> {
         .as_deref()
         .map(|path| cli::create_output(path, &blueprint.catalog, "statistics"))
         .transpose()?;
+    let session = options.session.as_deref();
+    let saved = session.filter(|path| path.exists());
+    if let Some(path) = saved {
+        blueprint.check_session(path)?;
+    }
     let engine = cli::start(blueprint).await?;
+    let restored = match saved {
+        Some(path) => engine.restore_session(path).await?,
+        None => 0,
+    };
 
     let mut request = Request::new(ids).sampler(sampler);
     request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
@@ -133,7 +147,17 @@ async fn run(options: Options) -> anyhow::Result<()> {
     }
     spinner.finish_and_clear();
     cli::print("\n")?;
+    if let Some(path) = session {
+        engine.save_session(path).await?;
+    }
     if let Some(usage) = stream.usage() {
+        if let Some(path) = saved.filter(|_| usage.resumed_tokens < restored) {
+            cli::notice(&format!(
+                "{}: {} of the session's {restored} tokens could be used for this prompt",
+                path.display(),
+                usage.resumed_tokens
+            ));
+        }
         if options.stats {
             print_statistics(usage);
         }
@@ -180,8 +204,11 @@ fn seed_from_clock() -> u64 {
 fn print_statistics(usage: &Usage) {
     let size = in_binary_units;
     cli::tell(&format!(
-        "prompt:  {} tokens, {:.1} tokens/s, first token after {:.0} ms",
-        usage.prompt_tokens, usage.prefill_tokens_per_second, usage.first_token_ms
+        "prompt:  {} tokens ({} of them resumed), {:.1} tokens/s, first token after {:.0} ms",
+        usage.prompt_tokens,
+        usage.resumed_tokens,
+        usage.prefill_tokens_per_second,
+        usage.first_token_ms
     ));
     cli::tell(&format!(
         "answer:  {} tokens, {:.1} tokens/s",
