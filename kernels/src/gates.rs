@@ -33,6 +33,18 @@ impl Kernels {
         }
     }
 
+    /// `values *= factors`, element by element.
+    ///
+    /// # Panics
+    ///
+    /// If the lengths differ.
+    pub fn multiply(&self, values: &mut [f32], factors: &[f32]) {
+        assert_eq!(values.len(), factors.len(), "operands of a product");
+        for (value, factor) in values.iter_mut().zip(factors) {
+            *value *= factor;
+        }
+    }
+
     /// `values = silu(values)`, with `silu(x) = x / (1 + e^-x)`.
     pub fn silu(&self, values: &mut [f32]) {
         self.dispatch(Silu { values });

@@ -5,6 +5,8 @@
 //! time, from wherever the plan has them.
 
 mod experts;
+mod heads;
+mod recurrent;
 
 use std::ops::Range;
 
@@ -266,6 +268,9 @@ impl Forward {
                 input,
                 output,
             } => (matrix, input, output),
+            Op::LinearHeads { matrix, from, to } => {
+                return self.multiply_heads(matrix, part, bytes, [from, to]);
+            }
             _ => unreachable!("only products have rows"),
         };
         let shape = self.matrices[matrix];
@@ -328,13 +333,16 @@ impl Forward {
                 output,
                 weight,
             } => self.norm(input, output, weight),
-            Op::Linear { .. } | Op::Experts { .. } => unreachable!("products come with rows"),
+            Op::Linear { .. } | Op::Experts { .. } | Op::LinearHeads { .. } => {
+                unreachable!("products come with rows")
+            }
             Op::Bias { buffer, weight } => self.add_bias(buffer, weight),
             Op::Rope {
                 buffer,
                 heads,
+                start,
                 rotation,
-            } => self.rotate(buffer, heads, rotation),
+            } => self.rotate(buffer, heads, start, rotation),
             Op::Attention { .. } => self.attend(op),
             Op::Gated { activation } => self.gate(activation),
             Op::Add { from, to } => {
@@ -365,6 +373,29 @@ impl Forward {
             Op::Dispatch => self.dispatch(),
             Op::ExpertBias { buffer, weight } => self.add_expert_bias(buffer, weight),
             Op::Combine => self.combine(),
+            Op::NormColumns { buffer, weight } => self.norm_columns(buffer, weight),
+            Op::CopyHeads { from, to } => self.copy_heads(from, to),
+            Op::Multiply { buffer, by } => {
+                let [values, factors] = self.activations.several([buffer, by]);
+                self.kernels.multiply(values, factors);
+                self.changed(buffer);
+            }
+            Op::Silu { buffer } => {
+                self.kernels.silu(self.activations.all_mut(buffer));
+                self.changed(buffer);
+            }
+            Op::SiluGate { buffer, gate } => {
+                let [values, gates] = self.activations.several([buffer, gate]);
+                self.kernels.gate_by_silu(values, gates);
+                self.changed(buffer);
+            }
+            Op::Convolution { state, weight } => self.convolve(state, weight),
+            Op::DeltaRule {
+                state,
+                shape,
+                rate,
+                bias,
+            } => self.recall(state, &shape, [rate, bias]),
             Op::KeepLogitTokens => {
                 self.activations
                     .keep_last(Buffer::Residual, self.logit_tokens);
@@ -401,12 +432,12 @@ impl Forward {
         self.changed(buffer);
     }
 
-    fn rotate(&mut self, buffer: Buffer, heads: usize, rotation: usize) {
+    fn rotate(&mut self, buffer: Buffer, heads: usize, start: usize, rotation: usize) {
         let (rotation, _, table) = &self.rotations[rotation];
         let head_width = self.activations.width(buffer) / heads;
         let values = self.activations.all_mut(buffer);
         self.kernels
-            .rope(rotation.style, table, values, heads, head_width);
+            .rope_from(rotation.style, table, values, heads, head_width, start);
         self.changed(buffer);
     }
 

@@ -4,7 +4,7 @@ use emel_kernels::RopeScaling;
 use emel_loader::gguf::{Catalog, Metadata};
 
 use crate::error::ModelError;
-use crate::keys::Keys;
+use crate::keys::{Keys, PerLayer};
 
 /// What the architectures so far have in common.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,8 +17,10 @@ pub struct Hyperparameters {
     pub width: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Key and value heads, the most that a layer has.
     pub kv_heads: usize,
+    /// Those of each layer: 0 without attention, else a divisor of `heads`.
+    pub layer_kv_heads: PerLayer,
     /// Width of a query or key head.
     pub key_width: usize,
     /// Width of a value head.
@@ -59,14 +61,6 @@ impl Hyperparameters {
         let keys = Keys::new(catalog, architecture);
         let width = keys.size("embedding_length")?;
         let heads = keys.size("attention.head_count")?;
-        let kv_heads = keys.size_or("attention.head_count_kv", heads)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(keys.refuse(
-                "attention.head_count_kv",
-                kv_heads,
-                &format!("a divisor of the {heads} query heads"),
-            ));
-        }
         let experts = keys.count("expert_count")?;
         let (mut experts_used, mut feed_forward_default) = (0, None);
         if experts > 0 {
@@ -105,12 +99,14 @@ impl Hyperparameters {
                 &format!("fewer than the {blocks} blocks"),
             ));
         }
+        let layer_kv_heads = kv_heads(&keys, blocks, heads)?;
         Ok(Self {
             architecture: architecture.to_owned(),
             layers: blocks - ahead,
             width,
             heads,
-            kv_heads,
+            kv_heads: layer_kv_heads.numbers().iter().copied().max().unwrap_or(0),
+            layer_kv_heads,
             key_width,
             value_width: keys.size_or("attention.value_length", key_width)?,
             feed_forward,
@@ -130,6 +126,22 @@ impl Hyperparameters {
                 .map(|window| window as usize),
         })
     }
+}
+
+/// Key and value heads of each layer.
+fn kv_heads(keys: &Keys<'_>, layers: usize, heads: usize) -> Result<PerLayer, ModelError> {
+    let suffix = "attention.head_count_kv";
+    let found = keys.for_each_layer(suffix, layers, heads)?;
+    let refuse = |kv_heads: usize, expected: String| Err(keys.refuse(suffix, kv_heads, &expected));
+    for &kv_heads in found.numbers() {
+        if kv_heads != 0 && !heads.is_multiple_of(kv_heads) {
+            return refuse(kv_heads, format!("a divisor of the {heads} query heads"));
+        }
+    }
+    if found.numbers().iter().all(|&kv_heads| kv_heads == 0) {
+        return refuse(0, "heads in some layer".to_owned());
+    }
+    Ok(found)
 }
 
 /// What `rope.scaling.*` says. A factor without a type means positions divided by it;

@@ -11,6 +11,33 @@ pub struct Keys<'a> {
     architecture: &'a str,
 }
 
+/// A number of each layer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PerLayer {
+    /// The same for all.
+    Same(usize),
+    /// Layer by layer.
+    Each(Vec<usize>),
+}
+
+impl PerLayer {
+    /// The number of a layer, 0 for one that does not exist.
+    pub fn of(&self, layer: usize) -> usize {
+        match self {
+            Self::Same(number) => *number,
+            Self::Each(numbers) => numbers.get(layer).copied().unwrap_or(0),
+        }
+    }
+
+    /// All numbers that occur.
+    pub fn numbers(&self) -> &[usize] {
+        match self {
+            Self::Same(number) => std::slice::from_ref(number),
+            Self::Each(numbers) => numbers,
+        }
+    }
+}
+
 impl<'a> Keys<'a> {
     /// The catalog's keys that begin with `architecture.`.
     pub fn new(catalog: &'a Catalog, architecture: &'a str) -> Self {
@@ -45,6 +72,35 @@ impl<'a> Keys<'a> {
             };
         }
         Ok(self.metadata.u32(&name)?)
+    }
+
+    /// An integer of each layer: one number for all, or an array of as many as `layers`;
+    /// `default` where the file has none.
+    ///
+    /// # Errors
+    /// When it is of another type, negative, absurdly large, or not one for each layer.
+    pub fn for_each_layer(
+        &self,
+        suffix: &str,
+        layers: usize,
+        default: usize,
+    ) -> Result<PerLayer, ModelError> {
+        let name = self.name(suffix);
+        let Some(Value::Array(_)) = self.metadata.get(&name) else {
+            return Ok(PerLayer::Same(self.size_or(suffix, default)?));
+        };
+        let values = self.metadata.i32s(&name)?.unwrap_or_default();
+        if values.len() != layers {
+            let found = format!("{} numbers", values.len());
+            return Err(self.refuse(suffix, found, &format!("one for each of {layers} layers")));
+        }
+        let checked = |&value: &i32| match usize::try_from(value) {
+            Ok(0) => Ok(0),
+            Ok(value) => self.checked_size(suffix, value),
+            Err(_) => Err(self.refuse(suffix, value, "no negative number")),
+        };
+        let numbers: Result<_, _> = values.iter().map(checked).collect();
+        Ok(PerLayer::Each(numbers?))
     }
 
     /// An integer that is 0 where the file has none.

@@ -7,13 +7,18 @@
 
 mod builder;
 mod experts;
+mod heads;
+mod latent;
+mod recurrent;
 
-use emel_kernels::{ActivationFormat, Format, RopeScaling, RopeStyle};
+use emel_kernels::{ActivationFormat, DeltaRuleShape, Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::Catalog;
 use emel_loader::unit::WeightUse;
 
 pub use self::builder::ProgramBuilder;
 pub use self::experts::Mixture;
+pub use self::heads::HeadColumns;
+pub use self::latent::LatentShape;
 use crate::hyperparameters::Hyperparameters;
 use crate::routing::Router;
 use crate::state::StateShape;
@@ -51,6 +56,22 @@ pub enum Buffer {
     SharedGate,
     /// Several projections in one, before they are taken apart.
     Fused,
+    /// What a recurrent layer runs over the tokens.
+    Mixed,
+    /// How much of each input a recurrent layer takes in.
+    InputGate,
+    /// How much of each output a layer lets out.
+    OutputGate,
+    /// How much of each memory is kept.
+    Decay,
+    /// How strongly each memory is written.
+    Strength,
+    /// A short vector that queries, or keys and values, are projected from.
+    Compressed,
+    /// The short vector of keys and values, with the part of the keys that turns.
+    Latent,
+    /// The part of a buffer that belongs to one head.
+    OneHead,
     /// A score for each token of the vocabulary.
     Logits,
 }
@@ -111,6 +132,8 @@ pub enum Op {
         buffer: Buffer,
         /// Heads in it.
         heads: usize,
+        /// Elements of a head before those that turn.
+        start: usize,
         /// Index among [`Program::rotations`].
         rotation: usize,
     },
@@ -194,6 +217,66 @@ pub enum Op {
         buffer: Buffer,
         /// By how much.
         factor: f32,
+    },
+    /// RMS norm of the first columns, as many as the weight has.
+    NormColumns {
+        /// What is normed.
+        buffer: Buffer,
+        /// Index of the resident weight.
+        weight: usize,
+    },
+    /// to = from, head by head; one head goes to all.
+    CopyHeads {
+        /// Where they come from.
+        from: HeadColumns,
+        /// Where they go.
+        to: HeadColumns,
+    },
+    /// to = each head's own rows of the matrix · from.
+    LinearHeads {
+        /// Index of the matrix among [`Program::matrices`].
+        matrix: usize,
+        /// As wide as the matrix's columns.
+        from: HeadColumns,
+        /// As wide as a head has rows.
+        to: HeadColumns,
+    },
+    /// buffer *= by, element by element.
+    Multiply {
+        /// What is multiplied.
+        buffer: Buffer,
+        /// With what.
+        by: Buffer,
+    },
+    /// buffer = silu(buffer).
+    Silu {
+        /// What is activated.
+        buffer: Buffer,
+    },
+    /// buffer *= silu(gate), element by element.
+    SiluGate {
+        /// What is let through.
+        buffer: Buffer,
+        /// How much, before its activation.
+        gate: Buffer,
+    },
+    /// What is mixed goes through a short causal convolution, a filter for each channel.
+    Convolution {
+        /// Index among [`Program::states`].
+        state: usize,
+        /// Index of the resident weight, `[channels, taps]`.
+        weight: usize,
+    },
+    /// attended = what the gated delta rule reads for the mixed queries, keys and values.
+    DeltaRule {
+        /// Index among [`Program::states`].
+        state: usize,
+        /// Heads and their widths.
+        shape: DeltaRuleShape,
+        /// Index of the resident weight: how fast each memory fades.
+        rate: usize,
+        /// Index of the resident weight that is added to the decay.
+        bias: usize,
     },
     /// From here on only tokens whose logits are wanted go on.
     KeepLogitTokens,

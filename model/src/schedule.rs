@@ -40,7 +40,10 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
         .flat_map(|(unit, content)| content.parts.iter().map(move |part| (unit, *part)))
         .peekable();
     for (index, op) in program.ops.iter().enumerate() {
-        let (Op::Linear { matrix, .. } | Op::Experts { matrix, .. }) = *op else {
+        let (Op::Linear { matrix, .. }
+        | Op::Experts { matrix, .. }
+        | Op::LinearHeads { matrix, .. }) = *op
+        else {
             if *op == Op::KeepLogitTokens {
                 flush(&mut steps, &mut pending, is_head);
                 is_head = true;

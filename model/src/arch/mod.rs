@@ -1,12 +1,14 @@
 //! Architectures: one file each, which writes the model's forward pass in the order of
 //! its paper. To add one, add its file and its row to `ARCHITECTURES`.
 
+mod deepseek2;
 mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod olmoe;
@@ -15,6 +17,7 @@ mod pre_norm;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35moe;
 mod qwen3moe;
 
 use emel_loader::gguf::Catalog;
@@ -41,6 +44,10 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
     ("glm4moe", glm4moe::describe),
     ("minimax-m2", minimax_m2::describe),
     ("gpt-oss", gpt_oss::describe),
+    ("lfm2", lfm2::describe),
+    ("lfm2moe", lfm2::describe),
+    ("qwen35moe", qwen35moe::describe),
+    ("deepseek2", deepseek2::describe),
 ];
 
 /// The program of the model that the catalog holds.

@@ -145,10 +145,11 @@ impl<'a> ProgramBuilder<'a> {
     /// When one of the matrices is missing or of another size.
     pub fn query_key_value(&mut self, block: &str) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
+        let kv_heads = self.kv_heads()?;
         let projections = [
             ("attn_q", Buffer::Query, shape.heads * shape.key_width),
-            ("attn_k", Buffer::Key, shape.kv_heads * shape.key_width),
-            ("attn_v", Buffer::Value, shape.kv_heads * shape.value_width),
+            ("attn_k", Buffer::Key, kv_heads * shape.key_width),
+            ("attn_v", Buffer::Value, kv_heads * shape.value_width),
         ];
         let fused = format!("{block}.attn_qkv");
         if self.has(&format!("{fused}.weight")) {
@@ -180,13 +181,13 @@ impl<'a> ProgramBuilder<'a> {
 
     /// Rotates the heads of queries and keys.
     pub fn rope(&mut self, rotation: usize) {
-        let Hyperparameters {
-            heads, kv_heads, ..
-        } = self.program.hyperparameters;
+        let heads = self.program.hyperparameters.heads;
+        let kv_heads = self.width(Buffer::Key) / self.program.hyperparameters.key_width;
         for (buffer, heads) in [(Buffer::Query, heads), (Buffer::Key, kv_heads)] {
             self.push(Op::Rope {
                 buffer,
                 heads,
+                start: 0,
                 rotation,
             });
         }
@@ -199,7 +200,7 @@ impl<'a> ProgramBuilder<'a> {
     pub fn attention(&mut self, scores: Scores<'_>) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
         let kept = KvShape {
-            kv_heads: shape.kv_heads,
+            kv_heads: self.kv_heads()?,
             key_width: shape.key_width,
             value_width: Some(shape.value_width),
             window: scores.window,
@@ -228,6 +229,18 @@ impl<'a> ProgramBuilder<'a> {
             sinks,
         });
         Ok(())
+    }
+
+    /// Key and value heads of the layer at hand.
+    pub(super) fn kv_heads(&self) -> Result<usize, ModelError> {
+        match self.program.hyperparameters.layer_kv_heads.of(self.layer) {
+            0 => Err(self.keys().refuse(
+                "attention.head_count_kv",
+                format!("0 for layer {}", self.layer),
+                "key and value heads for every layer with attention",
+            )),
+            kv_heads => Ok(kv_heads),
+        }
     }
 
     /// The index of a state that the next operation uses.
@@ -339,16 +352,24 @@ impl<'a> ProgramBuilder<'a> {
         self.program.rotations.len() - 1
     }
 
-    /// The final norm and the output head: `output.weight`, or the embedding where the
-    /// two are tied.
+    /// The final norm, `output_norm`, and the output head: `output.weight`, or the
+    /// embedding where the two are tied.
     ///
     /// # Errors
     /// When a tensor is missing or of another size.
     pub fn head(&mut self) -> Result<(), ModelError> {
+        self.head_after("output_norm.weight")
+    }
+
+    /// [`ProgramBuilder::head`] after the norm of another name.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another size.
+    pub fn head_after(&mut self, norm: &str) -> Result<(), ModelError> {
         self.stage = Stage::Head;
         self.layer = self.program.hyperparameters.layers;
         self.push(Op::KeepLogitTokens);
-        self.norm("output_norm.weight", Buffer::Residual, Buffer::Normed)?;
+        self.norm(norm, Buffer::Residual, Buffer::Normed)?;
         let name = if self.has("output.weight") {
             "output.weight"
         } else {
