@@ -6,77 +6,27 @@
 use std::path::Path;
 
 use emel_kernels::Format;
-use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, TensorType};
-use emel_loader::unit::partition;
-use emel_model::arch;
-use emel_model::forward::{Batch, Footprint, Forward};
-use emel_model::kv_cache::KvType;
-use emel_model::schedule::schedule;
 use emel_tests::fixtures::fixture;
+use emel_tests::forward::{Cut, logits};
 use emel_tests::gguf_writer::GgufWriter;
+
+/// The bits of all logits of all positions.
+fn bits(model: &Path, cut: Cut) -> Vec<u32> {
+    let tokens: Vec<u32> = (0..TOKENS as u32).map(|index| index * 53 % 384).collect();
+    let rows = logits(model, cut, &tokens).unwrap();
+    rows.iter().flatten().map(|logit| logit.to_bits()).collect()
+}
 
 const TOKENS: usize = 29;
 
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    unit_bytes: u64,
-    chunk: usize,
-    threads: usize,
-}
-
-/// The bits of all logits of all positions.
-fn logits(model: &Path, run: Run) -> Vec<u32> {
-    let catalog = Catalog::open(model).unwrap();
-    let files = OpenFiles::open([model], false).unwrap();
-    let bytes = std::fs::read(model).unwrap();
-    let program = arch::program(&catalog).unwrap();
-    let units = partition(&catalog, &program.uses, run.unit_bytes);
-    let steps = schedule(&program, &units);
-    let footprint = Footprint {
-        context: TOKENS,
-        chunk: run.chunk,
-        logit_tokens: run.chunk,
-        threads: run.threads,
-        kv_type: KvType::F16,
-    };
-    let mut forward = Forward::new(&program, &catalog, &files, footprint).unwrap();
-    let embedding = &catalog.tensors()[program.embedding];
-    let row_bytes = embedding.row_bytes() as usize;
-    let tokens: Vec<u32> = (0..TOKENS as u32).map(|index| index * 53 % 384).collect();
-    let mut bits = Vec::new();
-    for (index, tokens) in tokens.chunks(run.chunk).enumerate() {
-        forward.begin(Batch {
-            tokens,
-            position: index * run.chunk,
-            logit_tokens: tokens.len(),
-        });
-        for (index, &token) in tokens.iter().enumerate() {
-            let start = embedding.extent.offset as usize + token as usize * row_bytes;
-            forward.embed(index, &bytes[start..start + row_bytes]);
-        }
-        for step in &steps {
-            let unit = step.unit.map_or(0..0, |unit| {
-                let extent = units[unit].extent;
-                extent.offset as usize..(extent.offset + extent.bytes) as usize
-            });
-            forward.run(&step.work, &bytes[unit]);
-        }
-        forward.finish();
-        for index in 0..tokens.len() {
-            bits.extend(forward.logits(index).iter().map(|logit| logit.to_bits()));
-        }
-    }
-    bits
-}
-
 fn check(model: &Path) {
-    let whole = Run {
+    let whole = Cut {
         unit_bytes: 1 << 30,
         chunk: TOKENS,
         threads: 1,
     };
-    let expected = logits(model, whole);
+    let expected = bits(model, whole);
     assert!(
         expected
             .iter()
@@ -90,16 +40,12 @@ fn check(model: &Path) {
         (12_500, TOKENS, 2),
         (1 << 30, 1, 2),
     ] {
-        let run = Run {
+        let cut = Cut {
             unit_bytes,
             chunk,
             threads,
         };
-        assert!(
-            logits(model, run) == expected,
-            "{}: {run:?}",
-            model.display()
-        );
+        assert!(bits(model, cut) == expected, "{}: {cut:?}", model.display());
     }
 }
 
