@@ -224,33 +224,43 @@ impl GgufWriter {
         writer.field("general.architecture", Field::string(architecture))
     }
 
-    /// The model at `path`, ready to be written in another way.
+    /// What a model's file holds, ready to be written in another way. Arrays of arrays
+    /// are left out.
     ///
     /// # Panics
-    /// When it cannot be read, or has an array of arrays.
-    pub fn copy_of(path: &Path) -> Self {
-        let catalog = Catalog::open(path).expect("a GGUF file");
-        let bytes = std::fs::read(path).expect("a readable file");
-        let architecture = catalog.metadata().str("general.architecture");
-        let mut writer = Self::new(architecture.ok().flatten().unwrap_or_default());
-        for (key, value) in catalog.metadata().iter() {
-            if key != "general.architecture" {
-                let field = Field::from_value(value).expect("no array of arrays");
-                writer = writer.field(key, field);
-            }
-        }
-        for tensor in catalog.tensors() {
+    /// When the file is no good model in one piece.
+    pub fn copy_of(model: &Path) -> Self {
+        let catalog = Catalog::open(model).expect("a good model");
+        let bytes = std::fs::read(model).expect("a readable file");
+        let fields = catalog.metadata().iter();
+        let tensors = catalog.tensors().iter().map(|tensor| {
             let start = tensor.extent.offset as usize;
             let data = bytes[start..start + tensor.extent.bytes as usize].to_vec();
-            writer = writer.tensor(&tensor.name, tensor.tensor_type, &tensor.dims, data);
+            let description = Description {
+                name: tensor.name.clone(),
+                type_id: tensor.tensor_type.id(),
+                dims: tensor.dims.clone(),
+                bytes: data.len() as u64,
+                stated_offset: None,
+            };
+            (description, data)
+        });
+        Self {
+            version: 3,
+            alignment: ALIGNMENT_DEFAULT,
+            fields: fields
+                .filter_map(|(key, value)| Some((key.to_owned(), Field::from_value(value)?)))
+                .collect(),
+            tensors: tensors.collect(),
         }
-        writer
     }
 
-    /// Leaves out the field of this name.
+    /// Removes the metadata pairs with this key, if there are any, and the tensors with
+    /// this name.
     #[must_use]
-    pub fn without(mut self, key: &str) -> Self {
-        self.fields.retain(|(name, _)| name != key);
+    pub fn without(mut self, name: &str) -> Self {
+        self.fields.retain(|(key, _)| key != name);
+        self.tensors.retain(|(tensor, _)| tensor.name != name);
         self
     }
 

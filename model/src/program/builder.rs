@@ -156,6 +156,11 @@ impl<'a> ProgramBuilder<'a> {
             let parts = projections.map(|(_, output, rows)| (output, rows));
             return self.fused(&fused, &parts);
         }
+        if !self.has(&format!("{block}.attn_q.weight")) {
+            return Err(ModelError::MissingTensor {
+                name: format!("{block}.attn_q.weight` or `{fused}.weight"),
+            });
+        }
         for (name, output, rows) in projections {
             self.linear(&format!("{block}.{name}"), rows, Buffer::Normed, output)?;
         }
@@ -292,13 +297,9 @@ impl<'a> ProgramBuilder<'a> {
         output: Buffer,
     ) -> Result<(), ModelError> {
         let width = self.program.hyperparameters.width;
-        let has_twice = |tensor: &Tensor| tensor.rows() == 2 * inner as u64;
-        if !self.has(&format!("{gate}.weight"))
-            && self
-                .catalog
-                .tensor(&format!("{up}.weight"))
-                .is_some_and(has_twice)
-        {
+        let (_, up_tensor) = find(self.catalog, &format!("{up}.weight"))?;
+        let is_alone = up_tensor.rows() == inner as u64;
+        if !is_alone && !self.has(&format!("{gate}.weight")) {
             self.fused(up, &[(Buffer::Gate, inner), (Buffer::Up, inner)])?;
         } else {
             self.linear(gate, inner, Buffer::Normed, Buffer::Gate)?;

@@ -84,9 +84,9 @@ impl ProgramBuilder<'_> {
     /// # Errors
     /// When a tensor is missing or of another size.
     pub fn mixture(&mut self, block: &str, mixture: Mixture) -> Result<(), ModelError> {
+        let experts = self.keys().size("expert_count")?;
         let shape = &self.program.hyperparameters;
-        let (experts, used) = (shape.experts, shape.experts_used);
-        let (width, inner) = (shape.width, shape.expert_feed_forward);
+        let (used, width, inner) = (shape.experts_used, shape.width, shape.expert_feed_forward);
         let name = |part: &str| format!("{block}.{part}");
 
         self.linear(
