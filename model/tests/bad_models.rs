@@ -163,7 +163,7 @@ fn every_missing_tensor_is_named_unless_the_model_works_without_it() {
         "qwen2moe.gguf",
     ] {
         let original = copy(model);
-        let catalog = Catalog::open(&fixture("arch").join(model)).unwrap();
+        let catalog = Catalog::open(fixture("arch").join(model)).unwrap();
         for tensor in catalog.tensors() {
             let is_optional = tensor.name.ends_with(".bias")
                 || tensor.name.contains("rope_factors_long")
