@@ -149,7 +149,7 @@ fn a_convolution_carries_its_history_from_call_to_call() {
                 .filter(|tap| token + tap + 1 >= taps)
                 .map(|tap| {
                     let input = x[(token + tap + 1 - taps) * channels + channel];
-                    f64::from(weight[channel * taps + tap]) * f64::from(input)
+                    f64::from(weight[tap * channels + channel]) * f64::from(input)
                 })
                 .sum();
             let found = f64::from(out[token * channels + channel]);

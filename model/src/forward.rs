@@ -552,5 +552,22 @@ fn read_resident(
         }
         Ok(values)
     };
-    program.resident.iter().map(read).collect()
+    let mut resident: Vec<Vec<f32>> = program
+        .resident
+        .iter()
+        .map(read)
+        .collect::<Result<_, ReadError>>()?;
+    for op in &program.ops {
+        if let Op::Convolution { weight, .. } = *op {
+            let taps = catalog.tensors()[program.resident[weight]].columns() as usize;
+            resident[weight] = transposed(&resident[weight], taps);
+        }
+    }
+    Ok(resident)
+}
+
+/// `[rows, columns]` as `[columns, rows]`.
+fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let column = |column| values.iter().skip(column).step_by(columns).copied();
+    (0..columns).flat_map(column).collect()
 }

@@ -264,7 +264,7 @@ pub enum Op {
     Convolution {
         /// Index among [`Program::states`].
         state: usize,
-        /// Index of the resident weight, `[channels, taps]`.
+        /// Index of the resident weight, `[taps, channels]` as it is held.
         weight: usize,
     },
     /// attended = what the gated delta rule reads for the mixed queries, keys and values.

@@ -135,6 +135,74 @@ fn absurd_mixtures_are_named() {
 }
 
 #[test]
+fn absurd_recurrent_and_latent_layers_are_named() {
+    let number = Field::U32;
+    refuses(
+        "lfm2.gguf",
+        "lfm2",
+        &[
+            ("shortconv.l_cache", number(0), "a positive integer"),
+            ("shortconv.l_cache", number(65), "at most 64 taps"),
+            (
+                "attention.head_count_kv",
+                Field::i32s(&[0, 2]),
+                "one for each of 4",
+            ),
+            (
+                "attention.head_count_kv",
+                Field::i32s(&[0, 3, 0, 2]),
+                "a divisor of the 4",
+            ),
+            (
+                "attention.head_count_kv",
+                Field::i32s(&[0; 4]),
+                "heads in some layer",
+            ),
+            (
+                "attention.head_count_kv",
+                Field::i32s(&[0, -2, 0, 2]),
+                "no negative number",
+            ),
+        ],
+    );
+    refuses(
+        "qwen35moe.gguf",
+        "qwen35moe",
+        &[
+            ("ssm.conv_kernel", number(u32::MAX), "below 2^28"),
+            ("ssm.conv_kernel", number(1000), "at most 64 taps"),
+            ("ssm.group_count", number(0), "a positive integer"),
+            (
+                "ssm.time_step_rank",
+                number(3),
+                "a multiple of the 2 key heads",
+            ),
+            ("ssm.inner_size", number(36), "a multiple of 8"),
+            ("full_attention_interval", number(0), "a positive integer"),
+        ],
+    );
+    refuses(
+        "deepseek2.gguf",
+        "deepseek2",
+        &[
+            (
+                "attention.key_length_mla",
+                number(4),
+                "more than the 4 dimensions",
+            ),
+            ("attention.key_length_mla", number(0), "a positive integer"),
+            ("attention.kv_lora_rank", number(0), "a positive integer"),
+            ("attention.q_lora_rank", number(u32::MAX), "below 2^28"),
+            (
+                "rope.scaling.yarn_log_multiplier",
+                Field::F32(-1.0),
+                "a positive number",
+            ),
+        ],
+    );
+}
+
+#[test]
 fn missing_hyperparameters_are_named() {
     for (model, key) in [
         ("qwen3.gguf", "qwen3.attention.head_count"),
@@ -145,6 +213,13 @@ fn missing_hyperparameters_are_named() {
         ("qwen3moe.gguf", "qwen3moe.expert_used_count"),
         ("qwen3moe.gguf", "qwen3moe.expert_count"),
         ("gpt-oss.gguf", "gpt-oss.attention.sliding_window"),
+        ("lfm2.gguf", "lfm2.shortconv.l_cache"),
+        ("qwen35moe.gguf", "qwen35moe.ssm.conv_kernel"),
+        ("qwen35moe.gguf", "qwen35moe.ssm.inner_size"),
+        ("qwen35moe.gguf", "qwen35moe.ssm.state_size"),
+        ("qwen35moe.gguf", "qwen35moe.ssm.time_step_rank"),
+        ("qwen35moe.gguf", "qwen35moe.ssm.group_count"),
+        ("deepseek2.gguf", "deepseek2.attention.kv_lora_rank"),
     ] {
         let error = open(&copy(model).without(key)).expect_err(key);
         assert!(error.contains(key), "{key}: {error}");
@@ -161,11 +236,15 @@ fn every_missing_tensor_is_named_unless_the_model_works_without_it() {
         "mixtral.gguf",
         "phi3.gguf",
         "qwen2moe.gguf",
+        "lfm2moe.gguf",
+        "qwen35moe.gguf",
+        "deepseek2.gguf",
     ] {
         let original = copy(model);
         let catalog = Catalog::open(fixture("arch").join(model)).unwrap();
         for tensor in catalog.tensors() {
             let is_optional = tensor.name.ends_with(".bias")
+                && !tensor.name.ends_with("ssm_dt.bias")
                 || tensor.name.contains("rope_factors_long")
                 || tensor.name.contains("ffn_gate_inp_shexp")
                 || model == "glm4moe.gguf" && tensor.name.contains("blk.0.attn_q_norm")
@@ -204,6 +283,17 @@ fn tensors_of_another_shape_or_type_are_named() {
         ("phi3.gguf", "blk.0.attn_qkv.weight", vec![32, 63]),
         ("phi3.gguf", "blk.0.ffn_up.weight", vec![32, 126]),
         ("phi3.gguf", "rope_factors_long.weight", vec![3]),
+        ("lfm2.gguf", "blk.0.shortconv.conv.weight", vec![4, 32]),
+        ("lfm2.gguf", "blk.0.shortconv.in_proj.weight", vec![32, 64]),
+        ("lfm2.gguf", "token_embd_norm.weight", vec![31]),
+        ("qwen35moe.gguf", "blk.0.ssm_conv1d.weight", vec![4, 63]),
+        ("qwen35moe.gguf", "blk.0.ssm_a", vec![5]),
+        ("qwen35moe.gguf", "blk.0.ssm_norm.weight", vec![9]),
+        ("qwen35moe.gguf", "blk.1.attn_q.weight", vec![32, 32]),
+        ("deepseek2.gguf", "blk.0.attn_k_b.weight", vec![8, 16, 3]),
+        ("deepseek2.gguf", "blk.0.attn_v_b.weight", vec![8, 16, 4]),
+        ("deepseek2.gguf", "blk.0.attn_kv_a_norm.weight", vec![20]),
+        ("deepseek2.gguf", "blk.0.attn_kv_a_mqa.weight", vec![32, 16]),
     ] {
         let bytes = 4 * dims.iter().product::<u64>() as usize;
         let changed =

@@ -370,7 +370,7 @@ impl Draft<'_> {
                 footprint.kv_bytes(self.program),
             ),
             item(
-                "recurrent state".to_owned(),
+                "tokens and recurrent state".to_owned(),
                 footprint.recurrent_bytes(self.program),
             ),
             item(

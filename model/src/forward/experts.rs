@@ -7,8 +7,8 @@ use emel_kernels::{ActivationFormat, Matrix, OutputView, Product};
 use super::Forward;
 use crate::program::{Buffer, MatrixShape};
 
-/// Experts whose products share a fork and join. More than any model chooses for a token.
-const PRODUCTS_MAX: usize = 32;
+/// Products that share a fork and join. More experts than any model chooses for a token.
+pub(super) const PRODUCTS_MAX: usize = 32;
 
 impl Forward {
     /// Chooses the experts of every token.

@@ -45,7 +45,7 @@ impl ProgramBuilder<'_> {
             ..Scores::default()
         };
         let key = shape.plain + shape.turning;
-        let is_absorbed = self.has(&name("k_b.weight"));
+        let is_absorbed = !self.has(&name("kv_b.weight"));
         let (queries, keys) = if is_absorbed {
             (Buffer::Fused, Buffer::Key)
         } else {
