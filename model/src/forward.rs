@@ -47,6 +47,9 @@ pub enum ForwardError {
 pub struct Footprint {
     /// Positions in the KV cache.
     pub context: usize,
+    /// The positions that were asked for, of which a budget may leave less. Frequencies
+    /// that depend on the context go by this, so that a budget does not change them.
+    pub context_wished: usize,
     /// Tokens in a batch.
     pub chunk: usize,
     /// Tokens of a batch whose logits are wanted.
@@ -518,7 +521,7 @@ fn turn(
     resident: &[Vec<f32>],
     footprint: Footprint,
 ) -> (Rotation, RopeFrequencies, RopeTable) {
-    let factors = rotation.factors.of_context(footprint.context);
+    let factors = rotation.factors.of_context(footprint.context_wished);
     let factors = factors.map(|index| resident[index].as_slice());
     let frequencies = RopeFrequencies::new(
         rotation.scaling,

@@ -8,6 +8,7 @@ use emel_model::arch;
 use emel_model::program::{Rotation, RotationFactors};
 use emel_tests::fixtures::fixture;
 use emel_tests::gguf_writer::{Field, GgufWriter};
+use emel_tests::run::{logits, settings};
 
 /// The rotary embedding of a llama with these fields under `llama.rope`.
 fn rotation(fields: &[(&str, Field)]) -> Rotation {
@@ -99,4 +100,16 @@ fn long_rope_changes_its_factors_beyond_the_original_context() {
         assert_eq!((ext_factor, factor), (0.0, 1.0));
         assert!((attn_factor - 1.19).abs() < 1e-6, "{attn_factor}");
     }
+}
+
+#[test]
+fn long_rope_goes_by_the_context_that_was_asked_for() {
+    let model = fixture("arch/phi3.gguf");
+    let tokens = [5, 80, 300, 12];
+    let rows = |context| logits(&model, settings(1 << 30, context), &tokens).unwrap();
+    assert_eq!(rows(64), rows(128));
+    assert_eq!(rows(129), rows(512));
+    // At the first position nothing turns.
+    assert_eq!(rows(128)[0], rows(129)[0]);
+    assert_ne!(rows(128)[1], rows(129)[1]);
 }

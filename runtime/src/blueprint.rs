@@ -196,7 +196,7 @@ impl Blueprint {
             chunk: self.chunk,
             logit_tokens: self.logit_tokens,
         };
-        shape.footprint(&self.settings)
+        shape.footprint(&self.settings, &self.program)
     }
 
     /// Bytes of the KV cache.
@@ -237,15 +237,24 @@ struct Shape {
 }
 
 impl Shape {
-    fn footprint(self, settings: &Settings) -> Footprint {
+    fn footprint(self, settings: &Settings, program: &Program) -> Footprint {
         Footprint {
             context: self.context,
+            context_wished: context_wished(settings, program),
             chunk: self.chunk,
             logit_tokens: self.logit_tokens,
             threads: settings.threads,
             kv_type: settings.kv_type,
         }
     }
+}
+
+/// The context before the budget shortens it.
+fn context_wished(settings: &Settings, program: &Program) -> usize {
+    let trained = program.hyperparameters.context_length;
+    settings
+        .context
+        .unwrap_or_else(|| CONTEXT_DEFAULT.min(trained))
 }
 
 /// A plan in the making.
@@ -288,7 +297,9 @@ impl Draft<'_> {
         if self.settings.context.is_none() {
             let kv_bytes = |context| {
                 let shape = self.with_chunk(context, CHUNK_MIN);
-                shape.footprint(self.settings).kv_bytes(self.program)
+                shape
+                    .footprint(self.settings, self.program)
+                    .kv_bytes(self.program)
             };
             while kv_bytes(context) > self.budget_bytes / KV_SHARE
                 && context / 2 >= self.context_min()
@@ -299,7 +310,7 @@ impl Draft<'_> {
         let mut chunk = CHUNK_MAX;
         let of_chunk = |chunk| {
             let shape = self.with_chunk(context, chunk);
-            let footprint = shape.footprint(self.settings);
+            let footprint = shape.footprint(self.settings, self.program);
             (
                 footprint.activation_bytes(self.program),
                 footprint.kv_bytes(self.program),
@@ -327,10 +338,7 @@ impl Draft<'_> {
     }
 
     fn context_wished(&self) -> usize {
-        let trained = self.program.hyperparameters.context_length;
-        self.settings
-            .context
-            .unwrap_or_else(|| CONTEXT_DEFAULT.min(trained))
+        context_wished(self.settings, self.program)
     }
 
     fn context_min(&self) -> usize {
@@ -341,7 +349,7 @@ impl Draft<'_> {
     }
 
     fn items(&self, shape: Shape) -> Vec<Item> {
-        let footprint = shape.footprint(self.settings);
+        let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
         vec![
             item(

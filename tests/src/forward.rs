@@ -38,6 +38,7 @@ pub fn logits(model: &Path, cut: Cut, tokens: &[u32]) -> Result<Vec<Vec<f32>>, M
     let steps = schedule(&program, &units);
     let footprint = Footprint {
         context: tokens.len(),
+        context_wished: tokens.len(),
         chunk: cut.chunk,
         logit_tokens: cut.chunk,
         threads: cut.threads,

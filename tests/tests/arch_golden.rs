@@ -20,7 +20,7 @@ struct Golden {
     greedy: Vec<u32>,
 }
 
-/// The context that the goldens were computed with, which LongRoPE asks about.
+/// Longer than the original context of any model, as it was for the goldens of LongRoPE.
 const CONTEXT: usize = 512;
 
 fn check(name: &str, tolerance: f64) {

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
+use std::path::Path;
+
 use emel::{Request, SamplerOptions};
 use emel_loader::counting_allocator::CountingAllocator;
 use emel_tests::fixtures::fixture;
@@ -17,13 +19,18 @@ const COUNTED_TOKENS: usize = 256;
 
 #[test]
 fn a_token_allocates_nothing_and_reads_no_more_than_is_not_pinned() {
-    let model = fixture("arch/llama-untied.gguf");
-    let file_bytes = std::fs::metadata(&model).unwrap().len();
+    for name in ["llama-untied.gguf", "qwen2moe.gguf", "gpt-oss.gguf"] {
+        check(&fixture("arch").join(name));
+    }
+}
+
+fn check(model: &Path) {
+    let file_bytes = std::fs::metadata(model).unwrap().len();
     let mut small = settings(0, 400);
-    let smallest = smallest_budget(&model, &small);
+    let smallest = smallest_budget(model, &small);
     small.ram_budget = emel::RamBudget::Bytes(smallest + file_bytes / 4);
     block_on(async {
-        let engine = open(&model, small).await.unwrap();
+        let engine = open(model, small).await.unwrap();
         let sampler = SamplerOptions {
             repeat_penalty: 1.1,
             ..SamplerOptions::default()
