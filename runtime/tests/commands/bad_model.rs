@@ -113,7 +113,7 @@ fn an_unknown_architecture_is_refused() {
     let model = Model::llama().with("general.architecture", Field::string("mamba"));
     model_refused(
         &model,
-        &["`mamba`", "supported: llama, qwen2, "],
+        &["`mamba`", "supported: llama, qwen2, ", ", gpt-oss"],
     );
     let nameless = Model::llama().with("general.architecture", Field::string(""));
     model_refused(&nameless, &["architecture"]);
@@ -311,7 +311,7 @@ fn impossible_factors_are_refused() {
         .with("llama.rope.scaling.factor", Field::F32(f32::NAN));
     model_refused(&model, &["llama.rope.scaling.factor", "NaN"]);
     let model = Model::llama().with("llama.rope.scaling.type", Field::string("spiral"));
-    model_refused(&model, &["spiral", "`yarn`"]);
+    model_refused(&model, &["llama.rope.scaling.type", "spiral", "`longrope`"]);
 }
 
 #[test]
