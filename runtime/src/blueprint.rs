@@ -173,12 +173,12 @@ impl Blueprint {
         prompt.ids(&self.tokenizer, self.context, self.program.vocabulary())
     }
 
-    /// Checks that a session can be restored, as far as its beginning tells, before any
-    /// weights are read.
+    /// Checks, before any weights are read, that a session can be kept at `path`, and, if
+    /// there is one, that it can be restored, as far as its beginning tells.
     ///
     /// # Errors
-    /// When the file is no session, or one of another model, KV type or version, or is
-    /// longer than the context.
+    /// When the folder takes no files, or the file is no session, or one of another model,
+    /// KV type or version, or is longer than the context.
     pub fn check_session(&self, path: &Path) -> Result<(), Error> {
         let paths = self.catalog.files().iter().map(|file| file.path.as_path());
         let files = Arc::new(OpenFiles::open(paths, false)?);

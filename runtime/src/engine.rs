@@ -91,7 +91,8 @@ impl Engine {
         })
     }
 
-    /// Continues a prompt. Requests are answered one after another, and a stream that
+    /// Continues a prompt; what it shares with the beginning of the last request and its
+    /// answer is not computed again. Requests are answered one after another, and a stream that
     /// nobody reads holds up those behind it: read or drop it before you wait for another.
     ///
     /// # Errors

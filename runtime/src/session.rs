@@ -107,11 +107,7 @@ impl SessionKind {
         if path.exists() && !is_session(path)? {
             return Err(SessionError::Foreign);
         }
-        let folder = match path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        let mut file = NamedTempFile::new_in(folder).map_err(SessionError::Write)?;
+        let mut file = file_beside(path)?;
         self.write(file.as_file_mut(), state)
             .and_then(|()| file.as_file().sync_all())
             .map_err(SessionError::Write)?;
@@ -163,11 +159,16 @@ impl SessionKind {
         outcome
     }
 
-    /// Looks at the beginning of a file: whether [`SessionKind::restore`] would take it.
+    /// Whether [`SessionKind::save`] could write to `path`, and, by the beginning of what
+    /// is there, whether [`SessionKind::restore`] would take it.
     ///
     /// # Errors
-    /// When the file cannot be read, or is none of this kind.
+    /// When the folder takes no files, or the file cannot be read or is none of this kind.
     pub(crate) fn check(&self, path: &Path, context: usize) -> Result<(), SessionError> {
+        drop(file_beside(path)?);
+        if !path.exists() {
+            return Ok(());
+        }
         let tokens = u64::from_le_bytes(read_array(&mut self.open(path)?)?);
         if tokens > context as u64 {
             return Err(SessionError::TooLong { tokens, context });
@@ -270,6 +271,15 @@ fn ggml_type(kv_type: KvType) -> u32 {
         KvType::F32 => 0,
         KvType::F16 => 1,
     }
+}
+
+/// A new file in the folder of `path`, which is gone again unless it is kept.
+fn file_beside(path: &Path) -> Result<NamedTempFile, SessionError> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    NamedTempFile::new_in(folder).map_err(SessionError::Write)
 }
 
 fn is_session(path: &Path) -> Result<bool, SessionError> {

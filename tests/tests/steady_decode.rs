@@ -19,7 +19,14 @@ const COUNTED_TOKENS: usize = 256;
 
 #[test]
 fn a_token_allocates_nothing_and_reads_no_more_than_is_not_pinned() {
-    for name in ["llama-untied.gguf", "qwen2moe.gguf", "gpt-oss.gguf"] {
+    for name in [
+        "llama-untied.gguf",
+        "qwen2moe.gguf",
+        "gpt-oss.gguf",
+        "lfm2moe.gguf",
+        "qwen35moe.gguf",
+        "deepseek2.gguf",
+    ] {
         check(&fixture("arch").join(name));
     }
 }

@@ -65,6 +65,9 @@ fn the_plan_of_one_file_with_the_contents_of_another_answers_as_the_other() {
         "llama-untied.gguf",
         "gemma3.gguf",
         "mixtral.gguf",
+        "lfm2.gguf",
+        "qwen35moe.gguf",
+        "deepseek2.gguf",
         "gpt-oss.gguf",
     ] {
         let model = fixture("arch").join(name);

@@ -127,7 +127,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         .transpose()?;
     let session = options.session.as_deref();
     let saved = session.filter(|path| path.exists());
-    if let Some(path) = saved {
+    if let Some(path) = session {
         blueprint.check_session(path)?;
     }
     let engine = cli::start(blueprint).await?;

@@ -96,4 +96,15 @@ fn what_is_no_session_of_the_model_is_refused_before_anything_is_computed() {
         1,
         &[&path, "format 9"],
     );
+
+    let nowhere = folder.path().join("no").join("folder");
+    let session = ["--session", nowhere.to_str().unwrap()];
+    let told = ["no/folder", "cannot write the session"];
+    refusal(run(&llama(), "hello", "4", &session), 1, &told);
+    let session = ["--session", folder.path().to_str().unwrap()];
+    refusal(
+        run(&llama(), "hello", "4", &session),
+        1,
+        &["cannot read the session"],
+    );
 }
