@@ -172,6 +172,20 @@ impl<'a> Q8View<'a> {
         self.columns
     }
 
+    /// The tokens of a range.
+    ///
+    /// # Panics
+    ///
+    /// If the range reaches past the last token.
+    pub fn token_range(&self, tokens: std::ops::Range<usize>) -> Self {
+        let row_packs = self.row_packs();
+        Self {
+            packs: &self.packs[tokens.start * row_packs..tokens.end * row_packs],
+            tokens: tokens.len(),
+            columns: self.columns,
+        }
+    }
+
     /// Packs per token.
     #[inline(always)]
     pub(crate) fn row_packs(&self) -> usize {

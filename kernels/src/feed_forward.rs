@@ -144,7 +144,7 @@ impl Gate {
 
 /// `x / (1 + e^-y)`.
 #[inline(always)]
-fn times_sigmoid<S: Simd>(simd: S, x: S::Floats, y: S::Floats) -> S::Floats {
+pub(crate) fn times_sigmoid<S: Simd>(simd: S, x: S::Floats, y: S::Floats) -> S::Floats {
     let negated = simd.subtract(simd.splat(0.0), y);
     let denominator = simd.add(simd.splat(1.0), exponential(simd, negated));
     simd.divide(x, denominator)

@@ -18,7 +18,8 @@
 //! | `arch/` | the vector vocabulary and its implementations |
 //! | `block/` | [`Format`]: one file per weight format |
 //! | `matrix.rs`, `activations.rs`, `matmul.rs` | the two operands and their product |
-//! | `norm.rs`, `rope.rs`, `feed_forward.rs` | what happens between products |
+//! | `norm.rs`, `rope.rs`, `feed_forward.rs`, `gates.rs` | what happens between products |
+//! | `convolution.rs`, `delta_rule.rs` | what recurrent layers add |
 //! | `cache.rs`, `attention.rs` | KV cache rows and attention over them |
 //! | `pool/` | [`Pool`]: fork and join |
 
@@ -27,8 +28,11 @@ mod arch;
 mod attention;
 mod block;
 mod cache;
+mod convolution;
+mod delta_rule;
 mod dequantise;
 mod feed_forward;
+mod gates;
 mod matmul;
 mod matrix;
 mod norm;
@@ -42,6 +46,7 @@ pub use activations::{Activations, Q8Activations, Q8View};
 pub use attention::{AttentionInput, AttentionScratch, AttentionShape};
 pub use block::{ActivationFormat, Format};
 pub use cache::{KvSlice, KvSliceMut, KvView};
+pub use delta_rule::{DeltaRuleInput, DeltaRuleShape};
 pub use matmul::{OutputView, Product};
 pub use matrix::{Matrix, ShapeError};
 pub use path::{Kernels, UnsupportedPath};

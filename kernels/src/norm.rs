@@ -56,7 +56,7 @@ impl Routine for RmsNorm<'_> {
 
 /// `Σ x²` in the canonical order.
 #[inline(always)]
-fn sum_of_squares<S: Simd>(simd: S, row: &[f32]) -> f32 {
+pub(crate) fn sum_of_squares<S: Simd>(simd: S, row: &[f32]) -> f32 {
     let (eights, rest) = row.as_chunks::<LANES>();
     let mut sums = simd.splat(0.0);
     for eight in eights {

@@ -202,13 +202,30 @@ impl Kernels {
         heads: usize,
         head_dimension: usize,
     ) {
+        self.rope_from(style, table, x, heads, head_dimension, 0);
+    }
+
+    /// [`Kernels::rope`] of the `2 · pairs` elements that follow the first `offset` of each head.
+    ///
+    /// # Panics
+    ///
+    /// If `x` is not the table's number of tokens, or a head ends before what turns.
+    pub fn rope_from(
+        &self,
+        style: RopeStyle,
+        table: &RopeTable,
+        x: &mut [f32],
+        heads: usize,
+        head_dimension: usize,
+        offset: usize,
+    ) {
         assert_eq!(
             x.len(),
             table.tokens * heads * head_dimension,
             "tokens of a rotation"
         );
         assert!(
-            head_dimension >= 2 * table.pairs,
+            head_dimension >= offset + 2 * table.pairs,
             "a head is shorter than what turns"
         );
         if x.is_empty() {
@@ -217,9 +234,10 @@ impl Kernels {
         for (token, heads) in x.chunks_exact_mut(heads * head_dimension).enumerate() {
             let turns = table.token(token);
             for head in heads.chunks_exact_mut(head_dimension) {
+                let part = &mut head[offset..];
                 match style {
-                    RopeStyle::Interleaved => turn_interleaved(turns, head),
-                    RopeStyle::Halves => turn_halves(turns, head),
+                    RopeStyle::Interleaved => turn_interleaved(turns, part),
+                    RopeStyle::Halves => turn_halves(turns, part),
                 }
             }
         }

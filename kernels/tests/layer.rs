@@ -101,6 +101,32 @@ fn additions_and_scalings_do_what_they_say() {
 }
 
 #[test]
+fn gates_and_caps_follow_their_formulas() {
+    let kernels = Kernels::detect();
+    let mut random = Random(77);
+    for run in [1, 8, 11] {
+        let (values, gates) = (random.values(6 * run), random.values(6));
+        let mut found = values.clone();
+        kernels.sigmoid_gate(&mut found, &gates);
+        let expected: Vec<f64> = values
+            .chunks(run)
+            .zip(&gates)
+            .flat_map(|(values, &gate)| {
+                let share = 1.0 / (1.0 + (-f64::from(gate)).exp());
+                values.iter().map(move |&value| f64::from(value) * share)
+            })
+            .collect();
+        assert_close(&found, &expected, 1e-6, "gated");
+    }
+    let values = random.values(33);
+    let mut found = values.clone();
+    kernels.softcap(&mut found, 1.5);
+    let capped = |&value: &f32| 1.5 * (f64::from(value) / 1.5).tanh();
+    let expected: Vec<f64> = values.iter().map(capped).collect();
+    assert_close(&found, &expected, 1e-6, "capped");
+}
+
+#[test]
 fn rotations_follow_their_formula_in_both_styles() {
     let (heads, dimension, turning) = (3, 20, 16);
     let positions = [0, 1, 77, 100_000];

@@ -6,13 +6,14 @@ use crate::program::{BUFFERS, Buffer};
 #[derive(Debug)]
 pub(crate) struct Activations {
     buffers: [Vec<f32>; BUFFERS],
+    /// As of the last operation that wrote the buffer.
     widths: [usize; BUFFERS],
     /// Tokens in flight, the same in every buffer.
     pub(crate) tokens: usize,
 }
 
 impl Activations {
-    /// Buffers of these widths; `room` says for how many tokens each is.
+    /// Buffers of at most these widths; `room` says for how many tokens each is.
     pub(crate) fn new(widths: [usize; BUFFERS], room: impl Fn(usize) -> usize) -> Self {
         Self {
             buffers: std::array::from_fn(|buffer| vec![0.0; room(buffer) * widths[buffer]]),
@@ -24,6 +25,15 @@ impl Activations {
     /// Floats that a token has in the buffer.
     pub(crate) fn width(&self, buffer: Buffer) -> usize {
         self.widths[buffer as usize]
+    }
+
+    /// The next operation writes so many floats per token.
+    pub(crate) fn set_width(&mut self, buffer: Buffer, width: usize) {
+        debug_assert!(
+            self.tokens * width <= self.buffers[buffer as usize].len(),
+            "{buffer:?} is not {width} wide"
+        );
+        self.widths[buffer as usize] = width;
     }
 
     /// One token's floats.

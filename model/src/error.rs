@@ -17,14 +17,6 @@ pub enum ModelError {
         /// All that would work.
         supported: String,
     },
-    /// A feature of a supported architecture that is not computed yet.
-    #[error("{feature} is not supported for architecture `{architecture}`")]
-    Feature {
-        /// The architecture.
-        architecture: String,
-        /// What it asks for.
-        feature: String,
-    },
     /// A hyperparameter holds a value no model can have.
     #[error("hyperparameter `{key}` is {found}, expected {expected}")]
     Hyperparameter {

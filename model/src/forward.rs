@@ -4,6 +4,12 @@
 //! and waits for nothing. The bytes of a matrix come in from outside, some rows at a
 //! time, from wherever the plan has them.
 
+mod experts;
+mod heads;
+mod recurrent;
+
+use std::ops::Range;
+
 use emel_kernels::{
     ActivationFormat, AttentionInput, AttentionScratch, AttentionShape, Format, Kernels, Matrix,
     OutputView, Pool, PoolError, Product, Q8Activations, RopeFrequencies, RopeTable,
@@ -15,9 +21,11 @@ use emel_loader::reader::ReadError;
 use emel_loader::unit::Part;
 
 use crate::activations::Activations;
-use crate::kv_cache::{KvCache, KvType};
+use crate::kv_cache::KvType;
 use crate::program::{Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation};
+use crate::routing::{Router, Routing};
 use crate::schedule::Work;
+use crate::state::SequenceState;
 
 /// Why a forward pass cannot be made ready.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +47,9 @@ pub enum ForwardError {
 pub struct Footprint {
     /// Positions in the KV cache.
     pub context: usize,
+    /// The positions that were asked for, of which a budget may leave less. Frequencies
+    /// that depend on the context go by this, so that a budget does not change them.
+    pub context_wished: usize,
     /// Tokens in a batch.
     pub chunk: usize,
     /// Tokens of a batch whose logits are wanted.
@@ -52,7 +63,12 @@ pub struct Footprint {
 impl Footprint {
     /// Bytes of the KV cache.
     pub fn kv_bytes(&self, program: &Program) -> u64 {
-        KvCache::required_bytes(&program.hyperparameters, self.context, self.kv_type)
+        SequenceState::kv_bytes(&program.states, self.context, self.chunk, self.kv_type)
+    }
+
+    /// Bytes of what else a sequence keeps: memories of recurrent layers, its tokens.
+    pub fn recurrent_bytes(&self, program: &Program) -> u64 {
+        SequenceState::recurrent_bytes(&program.states, self.context)
     }
 
     /// Bytes of everything else that a pass works in.
@@ -65,10 +81,14 @@ impl Footprint {
             .iter()
             .map(|rotation| RopeTable::required_bytes(self.chunk, rotation.width))
             .sum();
-        let quantised = Q8Activations::required_bytes(self.chunk, program.quantised_columns_max());
+        let (inputs, columns) = program.quantised_max();
+        let quantised = Q8Activations::required_bytes(self.chunk * inputs, columns);
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
         let floats_bytes = floats * size_of::<f32>();
-        (floats_bytes + turns + quantised + scores + self.chunk * size_of::<usize>()) as u64
+        let (experts, used) = program.routing_max();
+        let routing = Routing::required_bytes(self.chunk, experts, used);
+        let positions = 2 * self.chunk * size_of::<usize>();
+        (floats_bytes + turns + quantised + scores + routing + positions) as u64
     }
 
     fn tokens_in(&self, buffer: usize) -> usize {
@@ -98,11 +118,14 @@ pub struct Forward {
     ops: Vec<Op>,
     matrices: Vec<MatrixShape>,
     embedding: MatrixShape,
-    attention: AttentionShape,
+    /// Query heads.
+    heads: usize,
     norm_epsilon: f32,
     resident: Vec<Vec<f32>>,
     rotations: Vec<(Rotation, RopeFrequencies, RopeTable)>,
-    kv_cache: KvCache,
+    routers: Vec<Router>,
+    routing: Routing,
+    state: SequenceState,
     scratch: AttentionScratch,
     activations: Activations,
     quantised: Q8Activations,
@@ -110,6 +133,8 @@ pub struct Forward {
     quantised_of: Option<Buffer>,
     /// Positions of the batch's tokens.
     positions: Vec<usize>,
+    /// Their rows in the cache of the layer at hand.
+    rows: Vec<usize>,
     logit_tokens: usize,
 }
 
@@ -130,33 +155,35 @@ impl Forward {
         let rotations = program
             .rotations
             .iter()
-            .map(|rotation| turn(rotation, &resident, footprint.chunk))
+            .map(|rotation| turn(rotation, &resident, footprint))
             .collect();
         let shape = &program.hyperparameters;
+        let (experts, used) = program.routing_max();
+        let (inputs, columns) = program.quantised_max();
         Ok(Self {
             kernels,
             pool: Pool::new(footprint.threads, true)?,
             ops: program.ops.clone(),
             matrices: program.matrices.clone(),
             embedding: program.embedding_shape,
-            attention: AttentionShape {
-                heads: shape.heads,
-                kv_heads: shape.kv_heads,
-                head_dim_k: shape.key_width,
-                head_dim_v: shape.value_width,
-                scale: 1.0,
-                window: None,
-                softcap: None,
-            },
+            heads: shape.heads,
             norm_epsilon: shape.norm_epsilon,
             resident,
             rotations,
-            kv_cache: KvCache::new(shape, footprint.context, footprint.kv_type),
+            routers: program.routers.clone(),
+            routing: Routing::new(footprint.chunk, experts, used),
+            state: SequenceState::new(
+                &program.states,
+                footprint.context,
+                footprint.chunk,
+                footprint.kv_type,
+            ),
             scratch: AttentionScratch::new(footprint.threads, footprint.context),
             activations: Activations::new(program.widths, |buffer| footprint.tokens_in(buffer)),
-            quantised: Q8Activations::new(footprint.chunk, program.quantised_columns_max()),
+            quantised: Q8Activations::new(footprint.chunk * inputs, columns),
             quantised_of: None,
             positions: Vec::with_capacity(footprint.chunk),
+            rows: Vec::with_capacity(footprint.chunk),
             logit_tokens: 0,
         })
     }
@@ -166,10 +193,22 @@ impl Forward {
         self.kernels.name()
     }
 
-    /// Begins a pass over `batch`. Every token's embedding follows, then the work.
+    /// What the sequence so far has left behind.
+    pub fn state(&self) -> &SequenceState {
+        &self.state
+    }
+
+    /// The same, to go back in it or to replace it.
+    pub fn state_mut(&mut self) -> &mut SequenceState {
+        &mut self.state
+    }
+
+    /// Begins a pass over `batch`. Every token's embedding follows, then the work, then
+    /// [`Forward::finish`].
     ///
     /// # Panics
-    /// When the batch is larger than the footprint.
+    /// When the batch is larger than the footprint, or does not follow the tokens that
+    /// the state stands for.
     pub fn begin(&mut self, batch: Batch<'_>) {
         let count = batch.tokens.len();
         assert!(
@@ -177,6 +216,7 @@ impl Forward {
             "batch of {count} tokens"
         );
         assert!(batch.logit_tokens <= count, "more logits than tokens");
+        self.state.begin(batch.position, batch.tokens);
         self.positions.clear();
         self.positions
             .extend(batch.position..batch.position + count);
@@ -206,41 +246,73 @@ impl Forward {
         }
     }
 
+    /// All work of the pass is done: the batch is part of the sequence.
+    pub fn finish(&mut self) {
+        self.state.finish();
+    }
+
     /// The logits, `[vocabulary]`, of the `index`th of the tokens whose logits were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
         self.activations.row(Buffer::Logits, index)
     }
 
+    /// Where the tokens of the batch go in the mixture of experts that was routed last.
+    pub fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
     fn multiply(&mut self, op: usize, part: Part, bytes: &[u8]) {
-        let Op::Linear {
-            matrix,
-            input,
-            output,
-        } = self.ops[op]
-        else {
-            unreachable!("only linear operations have rows");
+        let (matrix, input, output) = match self.ops[op] {
+            Op::Linear {
+                matrix,
+                input,
+                output,
+            }
+            | Op::Experts {
+                matrix,
+                input,
+                output,
+            } => (matrix, input, output),
+            Op::LinearHeads { matrix, from, to } => {
+                return self.multiply_heads(matrix, part, bytes, [from, to]);
+            }
+            _ => unreachable!("only products have rows"),
         };
-        let MatrixShape {
-            format, columns, ..
-        } = self.matrices[matrix];
-        let weights = Matrix::new(format, part.rows, columns, bytes)
+        let shape = self.matrices[matrix];
+        let weights = Matrix::new(shape.format, part.rows, shape.columns, bytes)
             .expect("units hold whole rows of checked tensors");
-        self.quantise(input, format, columns);
+        self.quantise(input, shape.format, shape.columns);
+        if let Op::Experts { .. } = self.ops[op] {
+            self.multiply_experts(&shape, part.first_row, &weights, [input, output]);
+        } else {
+            self.multiply_all(&shape, part.first_row, &weights, [input, output]);
+        }
+        self.changed(output);
+    }
+
+    /// Some rows of a matrix, from `first_row` on, against every token.
+    fn multiply_all(
+        &mut self,
+        shape: &MatrixShape,
+        first_row: usize,
+        weights: &Matrix<'_>,
+        [input, output]: [Buffer; 2],
+    ) {
         let tokens = self.activations.tokens;
-        let stride = self.activations.width(output);
+        let (columns, stride) = (shape.columns, shape.rows);
+        self.activations.set_width(output, stride);
         let [values, out] = self.activations.several([input, output]);
-        let activations = match format.activations() {
+        let activations = match shape.format.activations() {
             ActivationFormat::F32 => emel_kernels::Activations::F32 { values, columns },
             ActivationFormat::Q8 => (&self.quantised).into(),
         };
         let product = Product {
-            weights,
+            weights: *weights,
             activations,
             tokens,
-            output: OutputView::new(out, stride, part.first_row),
+            output: OutputView::new(out, stride, first_row),
         };
         self.kernels.matmul_batch(&self.pool, &mut [product]);
-        self.changed(output);
     }
 
     /// Sees to it that the input is there in the form that the format wants.
@@ -266,29 +338,69 @@ impl Forward {
                 output,
                 weight,
             } => self.norm(input, output, weight),
-            Op::Linear { .. } => unreachable!("linear operations come with rows"),
+            Op::Linear { .. } | Op::Experts { .. } | Op::LinearHeads { .. } => {
+                unreachable!("products come with rows")
+            }
             Op::Bias { buffer, weight } => self.add_bias(buffer, weight),
             Op::Rope {
                 buffer,
                 heads,
+                start,
                 rotation,
-            } => self.rotate(buffer, heads, rotation),
-            Op::Attention {
-                layer,
-                scale,
-                window,
-            } => self.attend(layer, scale, window),
+            } => self.rotate(buffer, heads, start, rotation),
+            Op::Attention { .. } => self.attend(op),
             Op::Gated { activation } => self.gate(activation),
-            Op::Add => {
-                let [residual, branch] =
-                    self.activations.several([Buffer::Residual, Buffer::Branch]);
-                self.kernels.add(residual, branch);
-                self.changed(Buffer::Residual);
+            Op::Add { from, to } => {
+                let [sum, values] = self.activations.several([to, from]);
+                self.kernels.add(sum, values);
+                self.changed(to);
             }
+            Op::Columns {
+                input,
+                start,
+                width,
+                output,
+            } => self.take_columns(input, start..start + width, output),
             Op::Scale { buffer, factor } => {
                 self.kernels.scale(self.activations.all_mut(buffer), factor);
                 self.changed(buffer);
             }
+            Op::SigmoidGate { buffer, gate } => {
+                let [values, gates] = self.activations.several([buffer, gate]);
+                self.kernels.sigmoid_gate(values, gates);
+                self.changed(buffer);
+            }
+            Op::Softcap { buffer, cap } => {
+                self.kernels.softcap(self.activations.all_mut(buffer), cap);
+                self.changed(buffer);
+            }
+            Op::Route { router } => self.route(router),
+            Op::Dispatch => self.dispatch(),
+            Op::ExpertBias { buffer, weight } => self.add_expert_bias(buffer, weight),
+            Op::Combine => self.combine(),
+            Op::NormColumns { buffer, weight } => self.norm_columns(buffer, weight),
+            Op::CopyHeads { from, to } => self.copy_heads(from, to),
+            Op::Multiply { buffer, by } => {
+                let [values, factors] = self.activations.several([buffer, by]);
+                self.kernels.multiply(values, factors);
+                self.changed(buffer);
+            }
+            Op::Silu { buffer } => {
+                self.kernels.silu(self.activations.all_mut(buffer));
+                self.changed(buffer);
+            }
+            Op::SiluGate { buffer, gate } => {
+                let [values, gates] = self.activations.several([buffer, gate]);
+                self.kernels.gate_by_silu(values, gates);
+                self.changed(buffer);
+            }
+            Op::Convolution { state, weight } => self.convolve(state, weight),
+            Op::DeltaRule {
+                state,
+                shape,
+                rate,
+                bias,
+            } => self.recall(state, &shape, [rate, bias]),
             Op::KeepLogitTokens => {
                 self.activations
                     .keep_last(Buffer::Residual, self.logit_tokens);
@@ -304,6 +416,8 @@ impl Forward {
             self.kernels
                 .rms_norm_in_place(values, weight, self.norm_epsilon);
         } else {
+            let width = self.activations.width(input);
+            self.activations.set_width(output, width);
             let [values, out] = self.activations.several([input, output]);
             self.kernels
                 .rms_norm(values, weight, self.norm_epsilon, out);
@@ -323,34 +437,54 @@ impl Forward {
         self.changed(buffer);
     }
 
-    fn rotate(&mut self, buffer: Buffer, heads: usize, rotation: usize) {
+    fn rotate(&mut self, buffer: Buffer, heads: usize, start: usize, rotation: usize) {
         let (rotation, _, table) = &self.rotations[rotation];
         let head_width = self.activations.width(buffer) / heads;
         let values = self.activations.all_mut(buffer);
         self.kernels
-            .rope(rotation.style, table, values, heads, head_width);
+            .rope_from(rotation.style, table, values, heads, head_width, start);
         self.changed(buffer);
     }
 
-    fn attend(&mut self, layer: usize, scale: f32, window: Option<usize>) {
-        let first = self.positions.first().copied().unwrap_or(0);
-        let cached = self.kv_cache.layer_mut(layer);
-        for (rows, buffer) in cached.into_iter().zip([Buffer::Key, Buffer::Value]) {
-            let start = first * self.activations.width(buffer);
-            self.kernels
-                .store_kv(rows, start, self.activations.all(buffer));
-        }
-        let [queries, out] = self.activations.several([Buffer::Query, Buffer::Attended]);
-        let shape = AttentionShape {
+    /// The attention operation at index `op`.
+    fn attend(&mut self, op: usize) {
+        let Op::Attention {
+            state,
             scale,
-            window,
-            ..self.attention
+            softcap,
+            sinks,
+        } = self.ops[op]
+        else {
+            unreachable!("called for attention");
         };
+        let cache = self.state.cache_mut(state);
+        let tokens = [Buffer::Key, Buffer::Value].map(|buffer| self.activations.all(buffer));
+        let position = self.positions.first().copied().unwrap_or(0);
+        cache.store(&self.kernels, position, self.positions.len(), tokens);
+        self.rows.clear();
+        self.rows.extend(
+            self.positions
+                .iter()
+                .map(|position| position - cache.first()),
+        );
+        let kept = cache.shape();
+        let shape = AttentionShape {
+            heads: self.heads,
+            kv_heads: kept.kv_heads,
+            head_dim_k: kept.key_width,
+            head_dim_v: kept.value_width.unwrap_or(kept.key_width),
+            scale,
+            window: kept.window,
+            softcap,
+        };
+        self.activations
+            .set_width(Buffer::Attended, shape.heads * shape.head_dim_v);
+        let [queries, out] = self.activations.several([Buffer::Query, Buffer::Attended]);
         let input = AttentionInput {
             queries,
-            kv: self.kv_cache.view(layer),
-            positions: &self.positions,
-            sinks: None,
+            kv: cache.view(),
+            positions: &self.rows,
+            sinks: sinks.map(|index| self.resident[index].as_slice()),
         };
         self.kernels
             .attention(&self.pool, &shape, &input, out, &mut self.scratch);
@@ -358,30 +492,46 @@ impl Forward {
     }
 
     fn gate(&mut self, activation: Activation) {
+        let width = self.activations.width(Buffer::Gate);
+        self.activations.set_width(Buffer::Gated, width);
         let [gate, up, out] = self
             .activations
             .several([Buffer::Gate, Buffer::Up, Buffer::Gated]);
         match activation {
             Activation::Silu => self.kernels.swiglu(gate, up, out),
             Activation::Gelu => self.kernels.geglu(gate, up, out),
+            Activation::ClampedSilu { alpha, limit } => {
+                self.kernels.swiglu_clamped(gate, up, alpha, limit, out);
+            }
         }
         self.changed(Buffer::Gated);
+    }
+
+    fn take_columns(&mut self, input: Buffer, columns: Range<usize>, output: Buffer) {
+        self.activations.set_width(output, columns.len());
+        let (from, to) = (self.activations.width(input), columns.len());
+        let [values, out] = self.activations.several([input, output]);
+        for (row, out) in values.chunks_exact(from).zip(out.chunks_exact_mut(to)) {
+            out.copy_from_slice(&row[columns.clone()]);
+        }
+        self.changed(output);
     }
 }
 
 fn turn(
     rotation: &Rotation,
     resident: &[Vec<f32>],
-    tokens: usize,
+    footprint: Footprint,
 ) -> (Rotation, RopeFrequencies, RopeTable) {
-    let factors = rotation.factors.map(|index| resident[index].as_slice());
+    let factors = rotation.factors.of_context(footprint.context_wished);
+    let factors = factors.map(|index| resident[index].as_slice());
     let frequencies = RopeFrequencies::new(
         rotation.scaling,
         f64::from(rotation.base),
         rotation.width,
         factors,
     );
-    let table = RopeTable::new(tokens, rotation.width);
+    let table = RopeTable::new(footprint.chunk, rotation.width);
     (rotation.clone(), frequencies, table)
 }
 
@@ -396,9 +546,30 @@ fn read_resident(
         let bytes = files.read(&tensor.extent)?;
         let format = Format::from_ggml_type(tensor.tensor_type.id())
             .expect("the builder checked the type of every tensor");
-        let mut values = vec![0.0; tensor.columns() as usize];
-        kernels.dequantise_row(format, &bytes, &mut values);
+        let (columns, rows) = (tensor.columns() as usize, tensor.rows() as usize);
+        let mut values = vec![0.0; rows * columns];
+        let encoded = bytes.chunks_exact(bytes.len() / rows);
+        for (bytes, row) in encoded.zip(values.chunks_exact_mut(columns)) {
+            kernels.dequantise_row(format, bytes, row);
+        }
         Ok(values)
     };
-    program.resident.iter().map(read).collect()
+    let mut resident: Vec<Vec<f32>> = program
+        .resident
+        .iter()
+        .map(read)
+        .collect::<Result<_, ReadError>>()?;
+    for op in &program.ops {
+        if let Op::Convolution { weight, .. } = *op {
+            let taps = catalog.tensors()[program.resident[weight]].columns() as usize;
+            resident[weight] = transposed(&resident[weight], taps);
+        }
+    }
+    Ok(resident)
+}
+
+/// `[rows, columns]` as `[columns, rows]`.
+fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    let column = |column| values.iter().skip(column).step_by(columns).copied();
+    (0..columns).flat_map(column).collect()
 }

@@ -1,9 +1,10 @@
 //! The numbers that shape a model, from the metadata keys of its architecture.
 
 use emel_kernels::RopeScaling;
-use emel_loader::gguf::{Catalog, Metadata, Value};
+use emel_loader::gguf::{Catalog, Metadata};
 
 use crate::error::ModelError;
+use crate::keys::{Keys, PerLayer};
 
 /// What the architectures so far have in common.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,8 +17,10 @@ pub struct Hyperparameters {
     pub width: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Key and value heads, the most that a layer has.
     pub kv_heads: usize,
+    /// Those of each layer: 0 without attention, else a divisor of `heads`.
+    pub layer_kv_heads: PerLayer,
     /// Width of a query or key head.
     pub key_width: usize,
     /// Width of a value head.
@@ -26,6 +29,10 @@ pub struct Hyperparameters {
     pub feed_forward: usize,
     /// Experts of a mixture, 0 for a dense model.
     pub experts: usize,
+    /// Experts that a token goes to.
+    pub experts_used: usize,
+    /// Width of one expert's feed-forward network.
+    pub expert_feed_forward: usize,
     /// The context length the model was trained for.
     pub context_length: usize,
     /// ε of the RMS norms.
@@ -36,6 +43,8 @@ pub struct Hyperparameters {
     pub rope_base: f32,
     /// How rotary frequencies are stretched to longer contexts.
     pub rope_scaling: RopeScaling,
+    /// The context length before it was stretched.
+    pub original_context: usize,
     /// Positions that a windowed layer looks back on, itself included.
     pub sliding_window: Option<usize>,
 }
@@ -49,20 +58,15 @@ impl Hyperparameters {
         let metadata = catalog.metadata();
         let key = "general.architecture";
         let architecture = Metadata::required(metadata.str(key)?, key, "a string")?;
-        let keys = Keys {
-            metadata,
-            architecture,
-        };
+        let keys = Keys::new(catalog, architecture);
         let width = keys.size("embedding_length")?;
         let heads = keys.size("attention.head_count")?;
-        let kv_heads = keys.size_or("attention.head_count_kv", heads)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(keys.refuse(
-                "attention.head_count_kv",
-                kv_heads,
-                &format!("a divisor of the {heads} query heads"),
-            ));
-        }
+        let (experts, experts_used, expert_width) = experts(&keys)?;
+        // A mixture without dense layers may leave their width out.
+        let feed_forward = match expert_width {
+            Some(width) if keys.count("feed_forward_length")? == 0 => width,
+            _ => keys.size("feed_forward_length")?,
+        };
         let key_width = keys.size_or("attention.key_length", (width / heads).max(1))?;
         let rope_width = keys.size_or("rope.dimension_count", key_width)?;
         if rope_width > key_width || !rope_width.is_multiple_of(2) {
@@ -72,21 +76,38 @@ impl Hyperparameters {
                 &format!("an even number up to the head's width {key_width}"),
             ));
         }
+        let context_length = keys.size("context_length")?;
+        let blocks = keys.size("block_count")?;
+        // Blocks at the end that predict further tokens take no part in the next one.
+        let ahead = keys.count("nextn_predict_layers")?;
+        if ahead >= blocks {
+            return Err(keys.refuse(
+                "nextn_predict_layers",
+                ahead,
+                &format!("fewer than the {blocks} blocks"),
+            ));
+        }
+        let layer_kv_heads = kv_heads(&keys, blocks, heads)?;
         Ok(Self {
             architecture: architecture.to_owned(),
-            layers: keys.size("block_count")?,
+            layers: blocks - ahead,
             width,
             heads,
-            kv_heads,
+            kv_heads: layer_kv_heads.numbers().iter().copied().max().unwrap_or(0),
+            layer_kv_heads,
             key_width,
             value_width: keys.size_or("attention.value_length", key_width)?,
-            feed_forward: keys.size("feed_forward_length")?,
-            experts: keys.u32("expert_count")?.unwrap_or(0) as usize,
-            context_length: keys.size("context_length")?,
+            feed_forward,
+            experts,
+            experts_used,
+            expert_feed_forward: expert_width.unwrap_or(feed_forward),
+            context_length,
+            original_context: keys
+                .size_or("rope.scaling.original_context_length", context_length)?,
             norm_epsilon: keys.positive("attention.layer_norm_rms_epsilon", 1e-5)?,
             rope_width,
             rope_base: keys.positive("rope.freq_base", 10_000.0)?,
-            rope_scaling: keys.rope_scaling()?,
+            rope_scaling: rope_scaling(&keys, context_length)?,
             sliding_window: keys
                 .u32("attention.sliding_window")?
                 .filter(|&window| window > 0)
@@ -95,92 +116,67 @@ impl Hyperparameters {
     }
 }
 
-/// Metadata keys under the architecture's prefix.
-struct Keys<'a> {
-    metadata: &'a Metadata,
-    architecture: &'a str,
+/// Key and value heads of each layer.
+fn kv_heads(keys: &Keys<'_>, layers: usize, heads: usize) -> Result<PerLayer, ModelError> {
+    let suffix = "attention.head_count_kv";
+    let found = keys.for_each_layer(suffix, layers, heads)?;
+    let refuse = |kv_heads: usize, expected: String| Err(keys.refuse(suffix, kv_heads, &expected));
+    for &kv_heads in found.numbers() {
+        if kv_heads != 0 && !heads.is_multiple_of(kv_heads) {
+            return refuse(kv_heads, format!("a divisor of the {heads} query heads"));
+        }
+    }
+    if found.numbers().iter().all(|&kv_heads| kv_heads == 0) {
+        return refuse(0, "heads in some layer".to_owned());
+    }
+    Ok(found)
 }
 
-impl Keys<'_> {
-    fn name(&self, suffix: &str) -> String {
-        format!("{}.{suffix}", self.architecture)
+/// Experts, how many of them a token goes to, and the width of one if the file says it.
+fn experts(keys: &Keys<'_>) -> Result<(usize, usize, Option<usize>), ModelError> {
+    let experts = keys.count("expert_count")?;
+    if experts == 0 {
+        return Ok((0, 0, None));
     }
+    let used = keys.size("expert_used_count")?;
+    if used > experts {
+        let expected = format!("at most the {experts} experts");
+        return Err(keys.refuse("expert_used_count", used, &expected));
+    }
+    let width = keys.optional_size("expert_feed_forward_length")?;
+    Ok((experts, used, width))
+}
 
-    fn refuse(&self, suffix: &str, found: impl ToString, expected: &str) -> ModelError {
-        ModelError::Hyperparameter {
-            key: self.name(suffix),
-            found: found.to_string(),
-            expected: expected.to_owned(),
+/// What `rope.scaling.*` says. A factor without a type means positions divided by it;
+/// `rope.scale_linear` is the older name of the factor.
+fn rope_scaling(keys: &Keys<'_>, context_length: usize) -> Result<RopeScaling, ModelError> {
+    let positive = |suffix, default| keys.positive(suffix, default).map(f64::from);
+    let older = keys.positive("rope.scale_linear", 1.0)?;
+    let factor = positive("rope.scaling.factor", older)?;
+    let attn_factor = positive("rope.scaling.attn_factor", 1.0)?
+        * positive("rope.scaling.yarn_attn_factor", 1.0)?;
+    let original_context = keys.size_or("rope.scaling.original_context_length", context_length)?;
+    let beta_fast = positive("rope.scaling.yarn_beta_fast", 32.0)?;
+    let beta_slow = positive("rope.scaling.yarn_beta_slow", 1.0)?;
+    // Without its ramp, YaRN is interpolation with a magnitude.
+    let yarn = |factor, ext_factor| RopeScaling::Yarn {
+        factor,
+        original_context,
+        ext_factor,
+        attn_factor,
+        beta_fast,
+        beta_slow,
+    };
+    Ok(match keys.str("rope.scaling.type")?.unwrap_or("linear") {
+        "yarn" => yarn(factor, positive("rope.scaling.yarn_ext_factor", 1.0)?),
+        "linear" if attn_factor == 1.0 => RopeScaling::Linear { factor },
+        "linear" => yarn(factor, 0.0),
+        // The factors of LongRoPE are tensors; only its magnitude is a number.
+        "none" | "longrope" if attn_factor == 1.0 => RopeScaling::None,
+        "none" | "longrope" => yarn(1.0, 0.0),
+        other => {
+            let expected = "`none`, `linear`, `yarn` or `longrope`";
+            return Err(keys.refuse("rope.scaling.type", other, expected));
         }
-    }
-
-    /// An integer; one that a converter wrote per layer counts if all layers agree.
-    fn u32(&self, suffix: &str) -> Result<Option<u32>, ModelError> {
-        let name = self.name(suffix);
-        if let Some(Value::Array(_)) = self.metadata.get(&name) {
-            let values = self.metadata.i32s(&name)?.unwrap_or_default();
-            let first = values.first().copied();
-            let agree = values.iter().all(|&value| Some(value) == first);
-            return match first.and_then(|value| u32::try_from(value).ok()) {
-                Some(value) if agree => Ok(Some(value)),
-                _ => Err(self.refuse(suffix, "different in each layer", "one number")),
-            };
-        }
-        Ok(self.metadata.u32(&name)?)
-    }
-
-    /// A required positive integer.
-    fn size(&self, suffix: &str) -> Result<usize, ModelError> {
-        let name = self.name(suffix);
-        let found = Metadata::required(self.u32(suffix)?, &name, "a positive integer")?;
-        self.checked_size(suffix, found as usize)
-    }
-
-    fn size_or(&self, suffix: &str, default: usize) -> Result<usize, ModelError> {
-        let found = self.u32(suffix)?.map_or(default, |value| value as usize);
-        self.checked_size(suffix, found)
-    }
-
-    fn checked_size(&self, suffix: &str, found: usize) -> Result<usize, ModelError> {
-        // Far above any model, and low enough that products of two fit 64 bits.
-        if (1..=1 << 28).contains(&found) {
-            Ok(found)
-        } else {
-            Err(self.refuse(suffix, found, "a positive integer below 2^28"))
-        }
-    }
-
-    fn positive(&self, suffix: &str, default: f32) -> Result<f32, ModelError> {
-        let found = self.metadata.f32(&self.name(suffix))?.unwrap_or(default);
-        if found.is_finite() && found > 0.0 {
-            Ok(found)
-        } else {
-            Err(self.refuse(suffix, found, "a positive number"))
-        }
-    }
-
-    fn rope_scaling(&self) -> Result<RopeScaling, ModelError> {
-        let name = self.name("rope.scaling.type");
-        let positive = |suffix, default| self.positive(suffix, default).map(f64::from);
-        let factor = positive("rope.scaling.factor", 1.0)?;
-        match self.metadata.str(&name)?.unwrap_or("none") {
-            "none" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear { factor }),
-            "yarn" => {
-                let original = self.size("rope.scaling.original_context_length")?;
-                Ok(RopeScaling::Yarn {
-                    factor,
-                    original_context: original,
-                    ext_factor: 1.0,
-                    attn_factor: positive("rope.scaling.attn_factor", 1.0)?,
-                    beta_fast: positive("rope.scaling.yarn_beta_fast", 32.0)?,
-                    beta_slow: positive("rope.scaling.yarn_beta_slow", 1.0)?,
-                })
-            }
-            other => Err(ModelError::Feature {
-                architecture: self.architecture.to_owned(),
-                feature: format!("RoPE scaling `{other}`"),
-            }),
-        }
-    }
+    })
 }

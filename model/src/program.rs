@@ -5,12 +5,25 @@
 //! become (the memory), and what is computed (the forward pass), so the three cannot
 //! disagree.
 
-use emel_kernels::{ActivationFormat, Format, RopeScaling, RopeStyle};
-use emel_loader::gguf::{Catalog, Tensor};
-use emel_loader::unit::{Stage, WeightUse};
+mod builder;
+mod experts;
+mod heads;
+mod latent;
+mod recurrent;
 
-use crate::error::ModelError;
+use emel_kernels::{
+    ActivationFormat, DeltaRuleShape, Format, Q8Activations, RopeScaling, RopeStyle,
+};
+use emel_loader::gguf::Catalog;
+use emel_loader::unit::WeightUse;
+
+pub use self::builder::ProgramBuilder;
+pub use self::experts::Mixture;
+pub use self::heads::HeadColumns;
+pub use self::latent::LatentShape;
 use crate::hyperparameters::Hyperparameters;
+use crate::routing::Router;
+use crate::state::StateShape;
 
 /// The activations of the tokens in flight, by their role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +48,32 @@ pub enum Buffer {
     Up,
     /// What it has let through.
     Gated,
+    /// A score for each expert.
+    RouterLogits,
+    /// A row for each expert that a token has chosen, in the order of the experts.
+    Routed,
+    /// What the experts of every token contribute.
+    Shared,
+    /// How much of that counts.
+    SharedGate,
+    /// Several projections in one, before they are taken apart.
+    Fused,
+    /// What a recurrent layer runs over the tokens.
+    Mixed,
+    /// How much of each input a recurrent layer takes in.
+    InputGate,
+    /// How much of each output a layer lets out.
+    OutputGate,
+    /// How much of each memory is kept.
+    Decay,
+    /// How strongly each memory is written.
+    Strength,
+    /// A short vector that queries, or keys and values, are projected from.
+    Compressed,
+    /// The short vector of keys and values, with the part of the keys that turns.
+    Latent,
+    /// The part of a buffer that belongs to one head.
+    OneHead,
     /// A score for each token of the vocabulary.
     Logits,
 }
@@ -43,12 +82,19 @@ pub enum Buffer {
 pub const BUFFERS: usize = Buffer::Logits as usize + 1;
 
 /// The activation function of a gated feed-forward network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// x · σ(x), which makes SwiGLU.
     Silu,
     /// The tanh form of GELU, which makes GeGLU.
     Gelu,
+    /// The clamped SwiGLU of gpt-oss.
+    ClampedSilu {
+        /// Steepness of σ.
+        alpha: f32,
+        /// The greatest gate, and the greatest magnitude of what it gates.
+        limit: f32,
+    },
 }
 
 /// One operation. Sizes are those of a single token.
@@ -85,26 +131,85 @@ pub enum Op {
         buffer: Buffer,
         /// Heads in it.
         heads: usize,
+        /// Elements of a head before those that turn.
+        start: usize,
         /// Index among [`Program::rotations`].
         rotation: usize,
     },
     /// Keeps this token's keys and values, then gathers the values of all positions it
     /// may look at.
     Attention {
-        /// The layer of the KV cache.
-        layer: usize,
+        /// Index among [`Program::states`].
+        state: usize,
         /// What scores are multiplied with.
         scale: f32,
-        /// Positions looked back on, itself included.
-        window: Option<usize>,
+        /// Scores become `cap · tanh(score / cap)`.
+        softcap: Option<f32>,
+        /// Index of the resident weight: a score per head that has no value.
+        sinks: Option<usize>,
     },
     /// gated = activation(gate) · up.
     Gated {
         /// The activation function.
         activation: Activation,
     },
-    /// residual += branch.
-    Add,
+    /// to += from.
+    Add {
+        /// What is added.
+        from: Buffer,
+        /// What it is added to.
+        to: Buffer,
+    },
+    /// output = some of the input's columns.
+    Columns {
+        /// Where they come from.
+        input: Buffer,
+        /// The first of them.
+        start: usize,
+        /// How many.
+        width: usize,
+        /// Where they go.
+        output: Buffer,
+    },
+    /// buffer *= σ(gate); a value of the gate counts for a run of the buffer's.
+    SigmoidGate {
+        /// What is let through.
+        buffer: Buffer,
+        /// How much, before σ.
+        gate: Buffer,
+    },
+    /// buffer = cap · tanh(buffer / cap).
+    Softcap {
+        /// What is capped.
+        buffer: Buffer,
+        /// The limit.
+        cap: f32,
+    },
+    /// Chooses the experts of every token from the router's logits.
+    Route {
+        /// Index among [`Program::routers`].
+        router: usize,
+    },
+    /// routed = a row of the normed stream for each expert that its token has chosen.
+    Dispatch,
+    /// output = each expert's own rows of the matrix · the input's rows that chose it.
+    Experts {
+        /// Index of the matrix among [`Program::matrices`].
+        matrix: usize,
+        /// A row for each choice.
+        input: Buffer,
+        /// A row for each choice.
+        output: Buffer,
+    },
+    /// Adds to every row the bias of its expert.
+    ExpertBias {
+        /// A row for each choice.
+        buffer: Buffer,
+        /// Index of the resident weight, `[experts, width of a row]`.
+        weight: usize,
+    },
+    /// branch = the routed rows of each token, weighted and summed.
+    Combine,
     /// buffer *= factor.
     Scale {
         /// What is scaled.
@@ -112,8 +217,81 @@ pub enum Op {
         /// By how much.
         factor: f32,
     },
+    /// RMS norm of the first columns, as many as the weight has.
+    NormColumns {
+        /// What is normed.
+        buffer: Buffer,
+        /// Index of the resident weight.
+        weight: usize,
+    },
+    /// to = from, head by head; one head goes to all.
+    CopyHeads {
+        /// Where they come from.
+        from: HeadColumns,
+        /// Where they go.
+        to: HeadColumns,
+    },
+    /// to = each head's own rows of the matrix · from.
+    LinearHeads {
+        /// Index of the matrix among [`Program::matrices`].
+        matrix: usize,
+        /// As wide as the matrix's columns.
+        from: HeadColumns,
+        /// As wide as a head has rows.
+        to: HeadColumns,
+    },
+    /// buffer *= by, element by element.
+    Multiply {
+        /// What is multiplied.
+        buffer: Buffer,
+        /// With what.
+        by: Buffer,
+    },
+    /// buffer = silu(buffer).
+    Silu {
+        /// What is activated.
+        buffer: Buffer,
+    },
+    /// buffer *= silu(gate), element by element.
+    SiluGate {
+        /// What is let through.
+        buffer: Buffer,
+        /// How much, before its activation.
+        gate: Buffer,
+    },
+    /// What is mixed goes through a short causal convolution, a filter for each channel.
+    Convolution {
+        /// Index among [`Program::states`].
+        state: usize,
+        /// Index of the resident weight, `[taps, channels]` as it is held.
+        weight: usize,
+    },
+    /// attended = what the gated delta rule reads for the mixed queries, keys and values.
+    DeltaRule {
+        /// Index among [`Program::states`].
+        state: usize,
+        /// Heads and their widths.
+        shape: DeltaRuleShape,
+        /// Index of the resident weight: how fast each memory fades.
+        rate: usize,
+        /// Index of the resident weight that is added to the decay.
+        bias: usize,
+    },
     /// From here on only tokens whose logits are wanted go on.
     KeepLogitTokens,
+}
+
+/// How attention scores its positions.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Scores<'a> {
+    /// What the products of queries and keys are multiplied with.
+    pub scale: f32,
+    /// Positions looked back on, itself included; all if there is none.
+    pub window: Option<usize>,
+    /// Scores become `cap · tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// The tensor with a score per head that takes part and has no value.
+    pub sinks: Option<&'a str>,
 }
 
 /// A matrix of the program.
@@ -125,6 +303,17 @@ pub struct MatrixShape {
     pub rows: usize,
     /// Inputs.
     pub columns: usize,
+    /// How many experts share the rows, one after the other; 1 for a plain matrix.
+    pub experts: usize,
+    /// Inputs that a token has: one, or one for each expert it chooses.
+    pub inputs_per_token: usize,
+}
+
+impl MatrixShape {
+    /// The rows of one expert.
+    pub fn rows_per_expert(&self) -> usize {
+        self.rows / self.experts
+    }
 }
 
 /// A rotary embedding: which pairs turn together, and how fast.
@@ -138,8 +327,43 @@ pub struct Rotation {
     pub width: usize,
     /// Stretching to longer contexts.
     pub scaling: RopeScaling,
-    /// Index of the resident weight that divides the frequencies.
-    pub factors: Option<usize>,
+    /// What the frequencies are divided by.
+    pub factors: RotationFactors,
+}
+
+/// A divisor for the frequency of each pair, by the index of a resident weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RotationFactors {
+    /// None: the frequencies are as they are.
+    None,
+    /// The same for any context.
+    Always(usize),
+    /// LongRoPE (<https://arxiv.org/abs/2402.13753>): others for a context that is longer
+    /// than the original one.
+    ByContext {
+        /// Up to the original context.
+        short: usize,
+        /// Beyond it.
+        long: usize,
+        /// Positions that the model knew before it was stretched.
+        original_context: usize,
+    },
+}
+
+impl RotationFactors {
+    /// The resident weight for a session of `context` positions.
+    pub fn of_context(self, context: usize) -> Option<usize> {
+        match self {
+            Self::None => None,
+            Self::Always(index) => Some(index),
+            Self::ByContext {
+                long,
+                original_context,
+                ..
+            } if context > original_context => Some(long),
+            Self::ByContext { short, .. } => Some(short),
+        }
+    }
 }
 
 /// A forward pass.
@@ -161,7 +385,11 @@ pub struct Program {
     pub resident: Vec<usize>,
     /// The rotary embeddings in use.
     pub rotations: Vec<Rotation>,
-    /// Width of each [`Buffer`], 0 for one that is not used.
+    /// The routers in use.
+    pub routers: Vec<Router>,
+    /// What a sequence keeps, layer by layer.
+    pub states: Vec<StateShape>,
+    /// Greatest width of each [`Buffer`], 0 for one that is not used.
     pub widths: [usize; BUFFERS],
 }
 
@@ -179,333 +407,21 @@ impl Program {
         self.embedding_shape.rows
     }
 
-    /// Columns of the widest matrix that wants quantised activations.
-    pub fn quantised_columns_max(&self) -> usize {
+    /// The quantised input of a matrix that takes the most memory: inputs per token, and
+    /// columns of each.
+    pub fn quantised_max(&self) -> (usize, usize) {
         self.matrices
             .iter()
             .filter(|matrix| matrix.format.activations() == ActivationFormat::Q8)
-            .map(|matrix| matrix.columns)
-            .max()
-            .unwrap_or(0)
+            .map(|matrix| (matrix.inputs_per_token, matrix.columns))
+            .max_by_key(|&(inputs, columns)| Q8Activations::required_bytes(inputs, columns))
+            .unwrap_or((0, 0))
     }
-}
 
-/// Writes a [`Program`], checking every tensor against the place it is put in.
-pub struct ProgramBuilder<'a> {
-    catalog: &'a Catalog,
-    program: Program,
-    layer: usize,
-    stage: Stage,
-}
-
-impl<'a> ProgramBuilder<'a> {
-    /// Starts with the token embedding, `token_embd`.
-    ///
-    /// # Errors
-    /// When the embedding is missing or does not fit the hyperparameters.
-    pub fn new(catalog: &'a Catalog, hyperparameters: Hyperparameters) -> Result<Self, ModelError> {
-        let (embedding, tensor) = find(catalog, "token_embd.weight")?;
-        let rows = tensor.rows() as usize;
-        let shape = checked_shape(tensor, hyperparameters.width, rows)?;
-        let mut widths = [0; BUFFERS];
-        widths[Buffer::Residual as usize] = hyperparameters.width;
-        Ok(Self {
-            catalog,
-            program: Program {
-                hyperparameters,
-                embedding,
-                embedding_shape: shape,
-                ops: Vec::new(),
-                matrices: Vec::new(),
-                uses: Vec::new(),
-                resident: Vec::new(),
-                rotations: Vec::new(),
-                widths,
-            },
-            layer: 0,
-            stage: Stage::Body,
+    /// The most experts that any router chooses among, and the most it chooses.
+    pub fn routing_max(&self) -> (usize, usize) {
+        self.routers.iter().fold((0, 0), |(experts, used), router| {
+            (experts.max(router.experts), used.max(router.used))
         })
     }
-
-    /// The finished program.
-    pub fn finish(self) -> Program {
-        self.program
-    }
-
-    /// Whether the file has a tensor.
-    pub fn has(&self, name: &str) -> bool {
-        self.catalog.tensor(name).is_some()
-    }
-
-    /// Operations from here on belong to the next layer.
-    pub fn begin_layer(&mut self, layer: usize) {
-        self.layer = layer;
-    }
-
-    /// Appends an operation.
-    pub fn push(&mut self, op: Op) {
-        self.program.ops.push(op);
-    }
-
-    /// RMS norm over the whole width of `input`.
-    ///
-    /// # Errors
-    /// When the weight is missing or of another size.
-    pub fn norm(&mut self, name: &str, input: Buffer, output: Buffer) -> Result<(), ModelError> {
-        let width = self.width(input);
-        self.widen(output, width);
-        let weight = self.resident(name, width)?;
-        self.push(Op::Norm {
-            input,
-            output,
-            weight,
-        });
-        Ok(())
-    }
-
-    /// RMS norm of each head of `buffer` by itself.
-    ///
-    /// # Errors
-    /// When the weight is missing or of another size.
-    pub fn norm_heads(
-        &mut self,
-        name: &str,
-        buffer: Buffer,
-        width: usize,
-    ) -> Result<(), ModelError> {
-        let weight = self.resident(name, width)?;
-        self.push(Op::Norm {
-            input: buffer,
-            output: buffer,
-            weight,
-        });
-        Ok(())
-    }
-
-    /// `output = name.weight · input`, plus `name.bias` if the file has one.
-    ///
-    /// # Errors
-    /// When the matrix is missing, or is not `rows` × the width of `input`.
-    pub fn linear(
-        &mut self,
-        name: &str,
-        rows: usize,
-        input: Buffer,
-        output: Buffer,
-    ) -> Result<(), ModelError> {
-        self.matrix(&format!("{name}.weight"), rows, input, output)?;
-        let bias = format!("{name}.bias");
-        if self.has(&bias) {
-            let weight = self.resident(&bias, rows)?;
-            self.push(Op::Bias {
-                buffer: output,
-                weight,
-            });
-        }
-        Ok(())
-    }
-
-    /// Projects the normed stream to queries, keys and values.
-    ///
-    /// # Errors
-    /// When one of the matrices is missing or of another size.
-    pub fn query_key_value(&mut self, names: [&str; 3]) -> Result<(), ModelError> {
-        let shape = &self.program.hyperparameters;
-        let (heads, kv_heads) = (shape.heads, shape.kv_heads);
-        let (key_width, value_width) = (shape.key_width, shape.value_width);
-        let [query, key, value] = names;
-        self.linear(query, heads * key_width, Buffer::Normed, Buffer::Query)?;
-        self.linear(key, kv_heads * key_width, Buffer::Normed, Buffer::Key)?;
-        self.linear(value, kv_heads * value_width, Buffer::Normed, Buffer::Value)
-    }
-
-    /// Rotates the heads of queries and keys.
-    pub fn rope(&mut self, rotation: usize) {
-        let Hyperparameters {
-            heads, kv_heads, ..
-        } = self.program.hyperparameters;
-        for (buffer, heads) in [(Buffer::Query, heads), (Buffer::Key, kv_heads)] {
-            self.push(Op::Rope {
-                buffer,
-                heads,
-                rotation,
-            });
-        }
-    }
-
-    /// Attention of the queries over the layer's keys and values.
-    pub fn attention(&mut self, scale: f32, window: Option<usize>) {
-        let shape = &self.program.hyperparameters;
-        self.widen(Buffer::Attended, shape.heads * shape.value_width);
-        self.push(Op::Attention {
-            layer: self.layer,
-            scale,
-            window,
-        });
-    }
-
-    /// The gated feed-forward network `down · (activation(gate · x) ⊙ (up · x))` of the
-    /// normed stream (Shazeer, 2020), into the branch.
-    ///
-    /// # Errors
-    /// When one of its matrices is missing or of another size.
-    pub fn gated_feed_forward(
-        &mut self,
-        names: [&str; 3],
-        activation: Activation,
-    ) -> Result<(), ModelError> {
-        let Hyperparameters {
-            feed_forward,
-            width,
-            ..
-        } = self.program.hyperparameters;
-        let [gate, up, down] = names;
-        self.linear(gate, feed_forward, Buffer::Normed, Buffer::Gate)?;
-        self.linear(up, feed_forward, Buffer::Normed, Buffer::Up)?;
-        self.widen(Buffer::Gated, feed_forward);
-        self.push(Op::Gated { activation });
-        self.linear(down, width, Buffer::Gated, Buffer::Branch)
-    }
-
-    /// Declares a rotary embedding; `factors` names an optional tensor that divides its
-    /// frequencies.
-    ///
-    /// # Errors
-    /// When the factors are of another size than the pairs.
-    pub fn rotation(
-        &mut self,
-        style: RopeStyle,
-        base: f32,
-        scaling: RopeScaling,
-        factors: &str,
-    ) -> Result<usize, ModelError> {
-        let width = self.program.hyperparameters.rope_width;
-        let factors = if self.has(factors) {
-            Some(self.resident(factors, width / 2)?)
-        } else {
-            None
-        };
-        self.program.rotations.push(Rotation {
-            style,
-            base,
-            width,
-            scaling,
-            factors,
-        });
-        Ok(self.program.rotations.len() - 1)
-    }
-
-    /// The final norm and the output head: `output.weight`, or the embedding where the
-    /// two are tied.
-    ///
-    /// # Errors
-    /// When a tensor is missing or of another size.
-    pub fn head(&mut self) -> Result<(), ModelError> {
-        self.stage = Stage::Head;
-        self.layer = self.program.hyperparameters.layers;
-        self.push(Op::KeepLogitTokens);
-        self.norm("output_norm.weight", Buffer::Residual, Buffer::Normed)?;
-        let name = if self.has("output.weight") {
-            "output.weight"
-        } else {
-            "token_embd.weight"
-        };
-        let vocabulary = self.program.vocabulary();
-        self.matrix(name, vocabulary, Buffer::Normed, Buffer::Logits)
-    }
-
-    /// Says how wide a buffer is that the next operation writes.
-    fn widen(&mut self, buffer: Buffer, width: usize) {
-        let current = &mut self.program.widths[buffer as usize];
-        assert!(
-            *current == 0 || *current == width,
-            "{buffer:?} has one width throughout a model"
-        );
-        *current = width;
-    }
-
-    fn matrix(
-        &mut self,
-        name: &str,
-        rows: usize,
-        input: Buffer,
-        output: Buffer,
-    ) -> Result<(), ModelError> {
-        let (index, tensor) = find(self.catalog, name)?;
-        let shape = checked_shape(tensor, self.width(input), rows)?;
-        self.widen(output, rows);
-        self.program.matrices.push(shape);
-        self.program.uses.push(WeightUse {
-            tensor: index,
-            layer: self.layer,
-            stage: self.stage,
-        });
-        self.push(Op::Linear {
-            matrix: self.program.matrices.len() - 1,
-            input,
-            output,
-        });
-        Ok(())
-    }
-
-    /// The index of a tensor among the resident ones; a vector of `length`.
-    fn resident(&mut self, name: &str, length: usize) -> Result<usize, ModelError> {
-        let (index, tensor) = find(self.catalog, name)?;
-        if tensor.columns() != length as u64 || tensor.rows() != 1 {
-            return Err(wrong_shape(tensor, length, 1));
-        }
-        checked_format(tensor)?;
-        let known = self
-            .program
-            .resident
-            .iter()
-            .position(|&known| known == index);
-        Ok(known.unwrap_or_else(|| {
-            self.program.resident.push(index);
-            self.program.resident.len() - 1
-        }))
-    }
-
-    fn width(&self, buffer: Buffer) -> usize {
-        self.program.widths[buffer as usize]
-    }
-}
-
-fn find<'a>(catalog: &'a Catalog, name: &str) -> Result<(usize, &'a Tensor), ModelError> {
-    catalog
-        .tensor_index(name)
-        .map(|index| (index, &catalog.tensors()[index]))
-        .ok_or_else(|| ModelError::MissingTensor {
-            name: name.to_owned(),
-        })
-}
-
-fn checked_shape(tensor: &Tensor, columns: usize, rows: usize) -> Result<MatrixShape, ModelError> {
-    if tensor.columns() != columns as u64 || tensor.rows() != rows as u64 {
-        return Err(wrong_shape(tensor, columns, rows));
-    }
-    Ok(MatrixShape {
-        format: checked_format(tensor)?,
-        rows,
-        columns,
-    })
-}
-
-fn wrong_shape(tensor: &Tensor, columns: usize, rows: usize) -> ModelError {
-    ModelError::Shape {
-        name: tensor.name.clone(),
-        found: format!("{} × {}", tensor.columns(), tensor.rows()),
-        expected: format!("{columns} × {rows}"),
-    }
-}
-
-fn checked_format(tensor: &Tensor) -> Result<Format, ModelError> {
-    Format::from_ggml_type(tensor.tensor_type.id()).ok_or_else(|| {
-        let supported: Vec<&str> = Format::ALL.iter().map(|format| format.name()).collect();
-        ModelError::TensorType {
-            name: tensor.name.clone(),
-            found: tensor.tensor_type.name().to_owned(),
-            supported: supported.join(", "),
-        }
-    })
 }

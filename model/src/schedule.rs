@@ -2,7 +2,8 @@
 //!
 //! A step needs at most one unit. It runs to completion on that unit's bytes, and the
 //! unit is given back after it. Operations without weights go with the unit around
-//! them, or form a step of their own between two units.
+//! them, or form a step of their own between two units. A choice of experts ends its
+//! step, so that it is known before the experts' weights are needed.
 
 use emel_loader::unit::{Part, Unit};
 
@@ -39,12 +40,20 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
         .flat_map(|(unit, content)| content.parts.iter().map(move |part| (unit, *part)))
         .peekable();
     for (index, op) in program.ops.iter().enumerate() {
-        let Op::Linear { matrix, .. } = *op else {
+        let (Op::Linear { matrix, .. }
+        | Op::Experts { matrix, .. }
+        | Op::LinearHeads { matrix, .. }) = *op
+        else {
             if *op == Op::KeepLogitTokens {
                 flush(&mut steps, &mut pending, is_head);
                 is_head = true;
             }
             pending.push(Work::Op(index));
+            if let Op::Route { .. } = op
+                && let Some(step) = steps.last_mut()
+            {
+                step.work.append(&mut pending);
+            }
             continue;
         };
         while let Some((unit, part)) = parts.next_if(|(_, part)| part.weight == matrix) {

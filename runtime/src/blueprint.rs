@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use emel_kernels::Kernels;
+use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
 use emel_loader::reader::Backend;
@@ -20,6 +21,7 @@ use emel_model::tokenizer::Tokenizer;
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::request::Prompt;
+use crate::session::{Identity, SessionKind};
 
 /// The context length where neither the user nor the model asks for less.
 const CONTEXT_DEFAULT: usize = 4096;
@@ -238,6 +240,22 @@ impl Blueprint {
         prompt.ids(&self.tokenizer, self.context, self.program.vocabulary())
     }
 
+    /// Checks, before any weights are read, that a session can be kept at `path`, and, if
+    /// there is one, that it can be restored, as far as its beginning tells.
+    ///
+    /// # Errors
+    /// When the folder takes no files, or the file is no session, or one of another model,
+    /// KV type or version, or is longer than the context.
+    pub fn check_session(&self, path: &Path) -> Result<(), Error> {
+        let paths = self.catalog.files().iter().map(|file| file.path.as_path());
+        let files = Arc::new(OpenFiles::open(paths, false)?);
+        let check = || {
+            let identity = Identity::new(&self.catalog, files).get()?;
+            SessionKind::new(identity, self.settings.kv_type).check(path, self.context)
+        };
+        check().map_err(|source| Error::session(path, source))
+    }
+
     /// What the forward pass allocates.
     pub fn footprint(&self) -> Footprint {
         let shape = Shape {
@@ -245,7 +263,7 @@ impl Blueprint {
             chunk: self.chunk,
             logit_tokens: self.logit_tokens,
         };
-        shape.footprint(&self.settings)
+        shape.footprint(&self.settings, &self.program)
     }
 
     /// Bytes of the KV cache.
@@ -298,15 +316,24 @@ struct Shape {
 }
 
 impl Shape {
-    fn footprint(self, settings: &Settings) -> Footprint {
+    fn footprint(self, settings: &Settings, program: &Program) -> Footprint {
         Footprint {
             context: self.context,
+            context_wished: context_wished(settings, program),
             chunk: self.chunk,
             logit_tokens: self.logit_tokens,
             threads: settings.threads,
             kv_type: settings.kv_type,
         }
     }
+}
+
+/// The context before the budget shortens it.
+fn context_wished(settings: &Settings, program: &Program) -> usize {
+    let trained = program.hyperparameters.context_length;
+    settings
+        .context
+        .unwrap_or_else(|| CONTEXT_DEFAULT.min(trained))
 }
 
 /// A plan in the making.
@@ -351,7 +378,9 @@ impl Draft<'_> {
         if self.settings.context.is_none() {
             let kv_bytes = |context| {
                 let shape = self.with_chunk(context, CHUNK_MIN);
-                shape.footprint(self.settings).kv_bytes(self.program)
+                shape
+                    .footprint(self.settings, self.program)
+                    .kv_bytes(self.program)
             };
             while kv_bytes(context) > self.budget_bytes / KV_SHARE
                 && context / 2 >= self.context_min()
@@ -360,11 +389,19 @@ impl Draft<'_> {
             }
         }
         let mut chunk = CHUNK_MAX;
-        let activation_bytes = |chunk| {
+        let of_chunk = |chunk| {
             let shape = self.with_chunk(context, chunk);
-            shape
-                .footprint(self.settings)
-                .activation_bytes(self.program)
+            let footprint = shape.footprint(self.settings, self.program);
+            (
+                footprint.activation_bytes(self.program),
+                footprint.kv_bytes(self.program),
+            )
+        };
+        // A cache with a window has room for a chunk on top.
+        let (_, kv_bytes_min) = of_chunk(CHUNK_MIN);
+        let activation_bytes = |chunk| {
+            let (activations, kv_bytes) = of_chunk(chunk);
+            activations + (kv_bytes - kv_bytes_min)
         };
         while chunk > CHUNK_MIN && activation_bytes(chunk) > self.budget_bytes / ACTIVATION_SHARE {
             chunk /= 2;
@@ -382,10 +419,7 @@ impl Draft<'_> {
     }
 
     fn context_wished(&self) -> usize {
-        let trained = self.program.hyperparameters.context_length;
-        self.settings
-            .context
-            .unwrap_or_else(|| CONTEXT_DEFAULT.min(trained))
+        context_wished(self.settings, self.program)
     }
 
     fn context_min(&self) -> usize {
@@ -396,7 +430,7 @@ impl Draft<'_> {
     }
 
     fn items(&self, shape: Shape) -> Vec<Item> {
-        let footprint = shape.footprint(self.settings);
+        let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
         vec![
             item(
@@ -419,6 +453,10 @@ impl Draft<'_> {
                     self.settings.kv_type.name()
                 ),
                 footprint.kv_bytes(self.program),
+            ),
+            item(
+                "tokens and recurrent state".to_owned(),
+                footprint.recurrent_bytes(self.program),
             ),
             item(
                 format!("activations ({} tokens a pass)", shape.chunk),

@@ -17,7 +17,7 @@ use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::RamBudget;
 use crate::error::Error;
 use crate::request::{Prompt, Request};
-use crate::scheduler::{self, Evaluation, Generation, Job};
+use crate::scheduler::{self, Evaluation, Generation, Job, SessionJob, SessionTask};
 use crate::stream::TokenStream;
 
 /// Requests that may wait for their turn before [`Engine::generate`] waits itself.
@@ -94,7 +94,8 @@ impl Engine {
         })
     }
 
-    /// Continues a prompt. Requests are answered one after another, and a stream that
+    /// Continues a prompt; what it shares with the beginning of the last request and its
+    /// answer is not computed again. Requests are answered one after another, and a stream that
     /// nobody reads holds up those behind it: read or drop it before you wait for another.
     ///
     /// # Errors
@@ -136,6 +137,39 @@ impl Engine {
         self.submit(Job::Evaluate(Evaluation {
             ids,
             on_logits: Box::new(on_logits),
+            finished,
+        }))
+        .await?;
+        outcome.await.map_err(|_| Error::Stopped)?
+    }
+
+    /// Saves what the last request has left behind, and says how many tokens that is. A
+    /// request whose ids begin with these, here or on another engine that has
+    /// [restored](Engine::restore_session) the file, computes only the rest, to the same
+    /// bits. The file appears whole or not at all; one that is there is replaced if it
+    /// is a session.
+    ///
+    /// # Errors
+    /// When the path holds something else or cannot be written.
+    pub async fn save_session(&self, path: impl AsRef<Path>) -> Result<usize, Error> {
+        self.session(path.as_ref(), SessionTask::Save).await
+    }
+
+    /// Goes back to a saved session, and says how many tokens it stands for.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is damaged, or is of another model, KV type or
+    /// version; the engine then goes on without.
+    pub async fn restore_session(&self, path: impl AsRef<Path>) -> Result<usize, Error> {
+        self.session(path.as_ref(), SessionTask::Restore).await
+    }
+
+    async fn session(&self, path: &Path, task: SessionTask) -> Result<usize, Error> {
+        let (finished, outcome) = oneshot::channel();
+        let path = path.to_owned();
+        self.submit(Job::Session(SessionJob {
+            path,
+            task,
             finished,
         }))
         .await?;

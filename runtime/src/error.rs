@@ -13,6 +13,7 @@ use emel_model::sampler::SamplerError;
 use emel_model::tokenizer::TokenizerError;
 
 use crate::budget::{BudgetError, in_binary_units};
+use crate::session::SessionError;
 
 /// Why a model could not be opened or a request not be answered.
 #[derive(Debug, thiserror::Error)]
@@ -153,12 +154,27 @@ pub enum Error {
         /// Tokens in the vocabulary.
         vocabulary: usize,
     },
+    /// A session cannot be saved or restored.
+    #[error("{}: {source}", path.display())]
+    Session {
+        /// The session's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: SessionError,
+    },
     /// The engine's thread has ended.
     #[error("the engine has stopped; open the model again")]
     Stopped,
 }
 
 impl Error {
+    pub(crate) fn session(path: &Path, source: SessionError) -> Self {
+        Self::Session {
+            path: path.to_owned(),
+            source,
+        }
+    }
+
     pub(crate) fn model(path: &Path, source: ModelError) -> Self {
         Self::Model {
             path: path.to_owned(),

@@ -14,6 +14,7 @@ use emel_loader::reader::{Backend, ReadError};
 use emel_loader::weights::{Pass, ReadStatistics, Weights};
 use emel_model::forward::{Batch, Forward};
 use emel_model::schedule::{Step, schedule};
+use emel_model::state::SequenceState;
 
 use crate::blueprint::Blueprint;
 use crate::error::Error;
@@ -106,6 +107,7 @@ impl Generator {
         }
         if outcome.is_err() {
             self.weights.restart();
+            self.forward.state_mut().abandon();
         }
         outcome
     }
@@ -113,6 +115,16 @@ impl Generator {
     /// The logits of the `index`th token of the last batch whose logits were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
         self.forward.logits(index)
+    }
+
+    /// What the sequence so far has left behind.
+    pub fn state(&self) -> &SequenceState {
+        self.forward.state()
+    }
+
+    /// The same, to go back in it or to replace it.
+    pub fn state_mut(&mut self) -> &mut SequenceState {
+        self.forward.state_mut()
     }
 
     /// What reading has cost so far.
@@ -184,6 +196,7 @@ impl Generator {
                 None => run(&[]),
             }
         }
+        forward.finish();
         Ok(())
     }
 }

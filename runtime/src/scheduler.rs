@@ -1,6 +1,7 @@
 //! The engine's thread: takes requests in turn and runs their passes.
 
 use std::future::poll_fn;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -10,6 +11,7 @@ use emel_loader::files::OpenFiles;
 use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
+use emel_model::kv_cache::KvType;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
 use emel_systemd::{Cgroup, Memory};
@@ -19,6 +21,7 @@ use crate::blueprint::{Blueprint, Io};
 use crate::engine::Description;
 use crate::error::Error;
 use crate::generator::{Generator, PassEnd};
+use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
 use crate::usage::{Usage, milliseconds, rate};
 
@@ -26,6 +29,7 @@ use crate::usage::{Usage, milliseconds, rate};
 pub(crate) enum Job {
     Generate(Generation),
     Evaluate(Evaluation),
+    Session(SessionJob),
 }
 
 /// A checked request: `ids` is not empty, fits the context and the vocabulary.
@@ -45,6 +49,19 @@ pub(crate) struct Evaluation {
     pub(crate) ids: Vec<u32>,
     pub(crate) on_logits: OnLogits,
     pub(crate) finished: oneshot::Sender<Result<(), Error>>,
+}
+
+/// What to do with a session file.
+pub(crate) enum SessionTask {
+    Save,
+    Restore,
+}
+
+/// A session to save or restore.
+pub(crate) struct SessionJob {
+    pub(crate) path: PathBuf,
+    pub(crate) task: SessionTask,
+    pub(crate) finished: oneshot::Sender<Result<usize, Error>>,
 }
 
 /// Builds the engine, says so through `started`, and serves jobs until none can come.
@@ -132,7 +149,9 @@ async fn build(
         logit_tokens: blueprint.logit_tokens,
         vocabulary: blueprint.program.vocabulary(),
         sampler_bytes: blueprint.sampler_bytes,
+        kv_type: blueprint.settings.kv_type,
         fixed: FixedUsage::new(blueprint, backend, &files, &generator),
+        identity: Identity::new(&blueprint.catalog, files),
         generator,
     };
     Ok((scheduler, description))
@@ -185,6 +204,8 @@ struct Scheduler {
     logit_tokens: usize,
     vocabulary: usize,
     sampler_bytes: usize,
+    kv_type: KvType,
+    identity: Identity,
     fixed: FixedUsage,
 }
 
@@ -215,7 +236,21 @@ impl Scheduler {
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
                 Job::Evaluate(evaluation) => self.evaluate(evaluation).await,
+                Job::Session(job) => {
+                    let outcome = self
+                        .session(&job.path, job.task)
+                        .map_err(|source| Error::session(&job.path, source));
+                    let _ = job.finished.send(outcome);
+                }
             }
+        }
+    }
+
+    fn session(&mut self, path: &Path, task: SessionTask) -> Result<usize, SessionError> {
+        let kind = SessionKind::new(self.identity.get()?, self.kv_type);
+        match task {
+            SessionTask::Save => kind.save(path, self.generator.state()),
+            SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
         }
     }
 
@@ -242,7 +277,8 @@ impl Scheduler {
         let mut sampler = self.sampler(sampler)?;
         let meter = Meter::start(&self.generator);
         let is_cancelled = || events.is_closed();
-        self.prefill(&ids, &is_cancelled).await?;
+        let resumed = self.generator.state_mut().resume(&ids);
+        self.prefill(&ids, resumed, &is_cancelled).await?;
         let prefill = meter.started.elapsed();
 
         for &id in &ids {
@@ -282,6 +318,7 @@ impl Scheduler {
         let counts = Counts {
             seed,
             prompt: ids.len(),
+            resumed,
             generated,
             passes,
         };
@@ -303,15 +340,15 @@ impl Scheduler {
         Ok(sampler)
     }
 
-    /// Runs the prompt through the model, chunk by chunk; the logits of its last token
-    /// are then there.
+    /// Runs the prompt from `position` on through the model, chunk by chunk; the logits
+    /// of its last token are then there.
     async fn prefill(
         &mut self,
         ids: &[u32],
+        mut position: usize,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), PassEnd> {
-        let mut position = 0;
-        for tokens in ids.chunks(self.chunk) {
+        for tokens in ids[position..].chunks(self.chunk) {
             let left = ids.len() - position - tokens.len();
             let batch = Batch {
                 tokens,
@@ -335,6 +372,8 @@ impl Scheduler {
             mut on_logits,
             finished,
         } = evaluation;
+        // Every position's logits are wanted, so all are computed.
+        self.generator.state_mut().clear();
         let mut position = 0;
         let mut outcome = Ok(());
         // An engine that was not opened for it keeps one row of logits: slow, but right.
@@ -371,8 +410,9 @@ impl Scheduler {
         Usage {
             seed: counts.seed,
             prompt_tokens: counts.prompt,
+            resumed_tokens: counts.resumed,
             generated_tokens: counts.generated,
-            prefill_tokens_per_second: rate(counts.prompt, prefill),
+            prefill_tokens_per_second: rate(counts.prompt - counts.resumed, prefill),
             decode_tokens_per_second: rate(counts.passes, after_first.time),
             first_token_ms: milliseconds(first_token),
             bytes_read: total.bytes_read,
@@ -403,6 +443,7 @@ impl Scheduler {
 struct Counts {
     seed: u64,
     prompt: usize,
+    resumed: usize,
     generated: usize,
     passes: usize,
 }

@@ -9,6 +9,8 @@ use serde::Serialize;
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those of them whose keys, values and memories were there already.
+    pub resumed_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
     /// The seed of the random numbers that drew them.

@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use emel_loader::gguf::{Array, TensorType, Value};
+use emel_loader::gguf::{Array, Catalog, TensorType, Value};
 
 /// The alignment of a file that does not state one.
 pub const ALIGNMENT_DEFAULT: u64 = 32;
@@ -222,6 +222,58 @@ impl GgufWriter {
             tensors: Vec::new(),
         };
         writer.field("general.architecture", Field::string(architecture))
+    }
+
+    /// What a model's file holds, ready to be written in another way. Arrays of arrays
+    /// are left out.
+    ///
+    /// # Panics
+    /// When the file is no good model in one piece.
+    pub fn copy_of(model: &Path) -> Self {
+        let catalog = Catalog::open(model).expect("a good model");
+        let bytes = std::fs::read(model).expect("a readable file");
+        let fields = catalog.metadata().iter();
+        let tensors = catalog.tensors().iter().map(|tensor| {
+            let start = tensor.extent.offset as usize;
+            let data = bytes[start..start + tensor.extent.bytes as usize].to_vec();
+            let description = Description {
+                name: tensor.name.clone(),
+                type_id: tensor.tensor_type.id(),
+                dims: tensor.dims.clone(),
+                bytes: data.len() as u64,
+                stated_offset: None,
+            };
+            (description, data)
+        });
+        Self {
+            version: 3,
+            alignment: ALIGNMENT_DEFAULT,
+            fields: fields
+                .filter_map(|(key, value)| Some((key.to_owned(), Field::from_value(value)?)))
+                .collect(),
+            tensors: tensors.collect(),
+        }
+    }
+
+    /// Removes the metadata pairs with this key, if there are any, and the tensors with
+    /// this name.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.fields.retain(|(key, _)| key != name);
+        self.tensors.retain(|(tensor, _)| tensor.name != name);
+        self
+    }
+
+    /// Takes out the tensors whose name ends so, which are of F32; their names and numbers.
+    pub fn take_f32(&mut self, suffix: &str) -> Vec<(String, Vec<f32>)> {
+        self.tensors
+            .extract_if(.., |(tensor, _)| tensor.name.ends_with(suffix))
+            .map(|(tensor, data)| {
+                let (numbers, _) = data.as_chunks();
+                let numbers = numbers.iter().map(|&bytes| f32::from_le_bytes(bytes));
+                (tensor.name, numbers.collect())
+            })
+            .collect()
     }
 
     /// States another version.

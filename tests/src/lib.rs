@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod fixtures;
+pub mod forward;
 pub mod gguf_writer;
 pub mod run;

@@ -50,13 +50,13 @@ pub fn smallest_budget(model: &Path, settings: &Settings) -> u64 {
     }
 }
 
-/// The logits of every position, row after row.
+/// The logits of every position, row after row, in a context that holds them at least.
 ///
 /// # Errors
 /// As [`Engine::evaluate`].
 pub fn logits(model: &Path, mut settings: Settings, ids: &[u32]) -> Result<Vec<Vec<f32>>, Error> {
     settings.all_logits = true;
-    settings.context = Some(ids.len());
+    settings.context = settings.context.max(Some(ids.len()));
     block_on(async {
         let engine = open(model, settings).await?;
         logits_of(&engine, ids).await

@@ -7,9 +7,8 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 
 use emel::{Backend, Io, RamBudget, Settings};
-use emel_loader::gguf::Catalog;
 use emel_tests::fixtures::{GEMMA3, SMOLLM2, fixture, json, real_model};
-use emel_tests::gguf_writer::{Field, GgufWriter};
+use emel_tests::gguf_writer::GgufWriter;
 use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};
 use serde_json::Value;
 
@@ -94,8 +93,23 @@ fn a_tiny_llama_gives_the_same_bits_however_it_is_run() {
 
 #[test]
 fn a_tiny_gemma_gives_the_same_bits_however_it_is_run() {
-    let tokens: Vec<u32> = (0..100).map(|index| index * 41 % 384).collect();
+    let tokens: Vec<u32> = (0..300).map(|index| index * 41 % 384).collect();
     check(&fixture("arch/gemma3.gguf"), &[tokens]);
+}
+
+#[test]
+fn a_tiny_mixture_of_experts_gives_the_same_bits_however_it_is_run() {
+    let tokens: Vec<u32> = (0..100).map(|index| index * 43 % 384).collect();
+    check(&fixture("arch/qwen3moe.gguf"), &[tokens]);
+}
+
+#[test]
+fn recurrent_and_latent_layers_give_the_same_bits_however_they_are_run() {
+    let tokens: Vec<u32> = (0..100).map(|index| index * 31 % 384).collect();
+    for model in ["lfm2", "lfm2moe", "qwen35moe", "deepseek2"] {
+        let model = fixture("arch").join(format!("{model}.gguf"));
+        check(&model, std::slice::from_ref(&tokens));
+    }
 }
 
 #[test]
@@ -112,29 +126,11 @@ fn a_model_in_shards_gives_the_bits_of_the_whole() {
     let expected = run(&model);
     for first_holds_tensors in [true, false] {
         let name = format!("whole-{first_holds_tensors}");
-        let shards = copy_of(&model)
+        let shards = GgufWriter::copy_of(&model)
             .write_shards(folder.path(), &name, 3, first_holds_tensors)
             .unwrap();
         assert_eq!(run(&shards[0]), expected, "{name}");
     }
-}
-
-/// The same model, ready to be written in another way.
-fn copy_of(model: &Path) -> GgufWriter {
-    let catalog = Catalog::open(model).unwrap();
-    let bytes = std::fs::read(model).unwrap();
-    let mut writer = GgufWriter::new("llama");
-    for (key, value) in catalog.metadata().iter() {
-        if key != "general.architecture" {
-            writer = writer.field(key, Field::from_value(value).unwrap());
-        }
-    }
-    for tensor in catalog.tensors() {
-        let start = tensor.extent.offset as usize;
-        let data = bytes[start..start + tensor.extent.bytes as usize].to_vec();
-        writer = writer.tensor(&tensor.name, tensor.tensor_type, &tensor.dims, data);
-    }
-    writer
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
+use std::path::Path;
+
 use emel::{Backend, Io, Request, SamplerOptions};
 use emel_loader::counting_allocator::CountingAllocator;
 use emel_tests::fixtures::fixture;
@@ -19,20 +21,28 @@ const TOKENS: usize = WARM_UP_TOKENS + COUNTED_TOKENS + 32;
 
 #[test]
 fn a_token_allocates_nothing_and_reads_no_more_than_is_not_pinned() {
-    for &backend in READERS.iter() {
-        check(backend);
+    for name in [
+        "llama-untied.gguf",
+        "qwen2moe.gguf",
+        "gpt-oss.gguf",
+        "lfm2moe.gguf",
+        "qwen35moe.gguf",
+        "deepseek2.gguf",
+    ] {
+        for &backend in READERS.iter() {
+            check(&fixture("arch").join(name), backend);
+        }
     }
 }
 
-fn check(backend: Backend) {
-    let model = fixture("arch/llama-untied.gguf");
-    let file_bytes = std::fs::metadata(&model).unwrap().len();
+fn check(model: &Path, backend: Backend) {
+    let file_bytes = std::fs::metadata(model).unwrap().len();
     let mut small = settings(0, 400);
     small.io = Io::Only(backend);
-    let smallest = smallest_budget(&model, &small);
+    let smallest = smallest_budget(model, &small);
     small.ram_budget = emel::RamBudget::Bytes(smallest + file_bytes / 4);
     block_on(async {
-        let engine = open(&model, small).await.unwrap();
+        let engine = open(model, small).await.unwrap();
         let sampler = SamplerOptions {
             repeat_penalty: 1.1,
             top_k: 0,

@@ -60,7 +60,16 @@ fn logits(plan_of: &Path, contents_of: &Path, backend: Backend) -> Vec<f32> {
 #[test]
 fn the_plan_of_one_file_with_the_contents_of_another_answers_as_the_other() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["llama.gguf", "llama-untied.gguf", "gemma3.gguf"] {
+    for name in [
+        "llama.gguf",
+        "llama-untied.gguf",
+        "gemma3.gguf",
+        "mixtral.gguf",
+        "lfm2.gguf",
+        "qwen35moe.gguf",
+        "deepseek2.gguf",
+        "gpt-oss.gguf",
+    ] {
         let model = fixture("arch").join(name);
         let other = folder.path().join(name);
         scrambled(&model, &other);

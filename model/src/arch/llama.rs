@@ -1,26 +1,22 @@
-//! LLaMA and its many relatives: SmolLM2, Mistral, TinyLlama, …
+//! LLaMA and its many relatives: SmolLM2, Mistral, TinyLlama, … and, with experts,
+//! Mixtral. <https://arxiv.org/abs/2302.13971>, <https://arxiv.org/abs/2401.04088>
 
 use emel_kernels::RopeStyle;
 
-use super::pre_norm::PreNorm;
+use super::pre_norm::{Experts, PreNorm};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
-use crate::program::ProgramBuilder;
+use crate::program::{Mixture, ProgramBuilder};
 
 pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
-    if shape.experts > 0 {
-        return Err(ModelError::Feature {
-            architecture: shape.architecture.clone(),
-            feature: format!("a mixture of {} experts", shape.experts),
-        });
-    }
+    let mixture = Mixture::SOFTMAX.read(&model.keys(), shape)?;
     let family = PreNorm {
+        experts: (shape.experts > 0).then(|| Experts::everywhere(mixture)),
         // Converters permute Q and K so that neighbouring dimensions form a pair.
-        rope_style: RopeStyle::Interleaved,
-        norms_heads: false,
+        ..PreNorm::new(RopeStyle::Interleaved)
     };
     family.describe(model, shape)
 }

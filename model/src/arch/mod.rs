@@ -1,11 +1,24 @@
 //! Architectures: one file each, which writes the model's forward pass in the order of
 //! its paper. To add one, add its file and its row to `ARCHITECTURES`.
 
+mod deepseek2;
+mod gemma;
+mod gemma2;
 mod gemma3;
+mod glm4moe;
+mod gpt_oss;
+mod granite;
+mod lfm2;
 mod llama;
+mod minimax_m2;
+mod olmoe;
+mod phi3;
 mod pre_norm;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
+mod qwen35moe;
+mod qwen3moe;
 
 use emel_loader::gguf::Catalog;
 
@@ -19,8 +32,22 @@ type Describe = fn(&mut ProgramBuilder<'_>, &Hyperparameters) -> Result<(), Mode
 const ARCHITECTURES: &[(&str, Describe)] = &[
     ("llama", llama::describe),
     ("qwen2", qwen2::describe),
+    ("qwen2moe", qwen2moe::describe),
     ("qwen3", qwen3::describe),
+    ("qwen3moe", qwen3moe::describe),
+    ("gemma2", gemma2::describe),
     ("gemma3", gemma3::describe),
+    ("phi3", phi3::describe),
+    ("olmoe", olmoe::describe),
+    ("granite", granite::describe),
+    ("granitemoe", granite::describe),
+    ("glm4moe", glm4moe::describe),
+    ("minimax-m2", minimax_m2::describe),
+    ("gpt-oss", gpt_oss::describe),
+    ("lfm2", lfm2::describe),
+    ("lfm2moe", lfm2::describe),
+    ("qwen35moe", qwen35moe::describe),
+    ("deepseek2", deepseek2::describe),
 ];
 
 /// The program of the model that the catalog holds.

@@ -1,56 +1,175 @@
 //! The decoder that most families share: pre-norm blocks of grouped-query attention with
-//! rotary positions, and a SwiGLU feed-forward network. What tells them apart is data.
+//! rotary positions, and a gated feed-forward network or a mixture of them. What tells
+//! them apart is data.
 //! <https://arxiv.org/abs/2302.13971>, <https://arxiv.org/abs/2407.21783>
 
 use emel_kernels::RopeStyle;
 
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
-use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual};
-use crate::program::{Activation, Op, ProgramBuilder};
+use crate::program::Buffer::{Attended, Branch, Key, Logits, Normed, Query, Residual};
+use crate::program::{Activation, Mixture, ProgramBuilder, Scores};
 
 /// What differs between the families.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct PreNorm {
     /// Which dimensions of a head rotate together.
     pub(super) rope_style: RopeStyle,
-    /// Whether each query and key head is normed before it is rotated.
-    pub(super) norms_heads: bool,
+    /// How queries and keys are normed before they are rotated.
+    pub(super) query_key_norm: QueryKeyNorm,
+    /// What scores are multiplied with; 1 / √(width of a head) if there is none.
+    pub(super) attention_scale: Option<f32>,
+    /// A layer in so many, from the first on, looks back on so many positions only.
+    pub(super) window: Option<(usize, usize)>,
+    /// Whether each head has a score that takes part and has no value.
+    pub(super) has_sinks: bool,
+    /// The norm before the feed-forward network.
+    pub(super) feed_forward_norm: &'static str,
+    /// The mixture of experts in place of the feed-forward network.
+    pub(super) experts: Option<Experts>,
+    /// What embeddings are multiplied with.
+    pub(super) embedding_scale: f32,
+    /// What each branch is multiplied with before it joins the residual stream.
+    pub(super) residual_scale: f32,
+    /// What logits are multiplied with.
+    pub(super) logit_scale: f32,
+}
+
+/// Norms of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum QueryKeyNorm {
+    None,
+    /// Each head by itself.
+    EachHead,
+    /// All heads of a token together.
+    AllHeads,
+}
+
+/// Where a mixture of experts stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Experts {
+    /// Its router and activation function.
+    pub(super) mixture: Mixture,
+    /// Layers before the first mixture.
+    pub(super) leading_dense: usize,
+    /// Width of the experts of every token, 0 if there are none.
+    pub(super) shared_width: usize,
+}
+
+impl Experts {
+    /// A mixture in every layer, without experts of every token.
+    pub(super) fn everywhere(mixture: Mixture) -> Self {
+        Self {
+            mixture,
+            leading_dense: 0,
+            shared_width: 0,
+        }
+    }
 }
 
 impl PreNorm {
+    /// Llama, but for the style of its rotation.
+    pub(super) fn new(rope_style: RopeStyle) -> Self {
+        Self {
+            rope_style,
+            query_key_norm: QueryKeyNorm::None,
+            attention_scale: None,
+            window: None,
+            has_sinks: false,
+            feed_forward_norm: "ffn_norm",
+            experts: None,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+        }
+    }
+
     pub(super) fn describe(
         &self,
         model: &mut ProgramBuilder<'_>,
         shape: &Hyperparameters,
     ) -> Result<(), ModelError> {
-        let rotation = model.rotation(
-            self.rope_style,
-            shape.rope_base,
-            shape.rope_scaling,
-            "rope_freqs.weight",
-        )?;
+        let rotation = model.rotation(self.rope_style)?;
+        model.scale(Residual, self.embedding_scale);
         for layer in 0..shape.layers {
-            let name = |part: &str| format!("blk.{layer}.{part}");
+            let block = format!("blk.{layer}");
             model.begin_layer(layer);
 
-            model.norm(&name("attn_norm.weight"), Residual, Normed)?;
-            model.query_key_value([&name("attn_q"), &name("attn_k"), &name("attn_v")])?;
-            if self.norms_heads {
-                model.norm_heads(&name("attn_q_norm.weight"), Query, shape.key_width)?;
-                model.norm_heads(&name("attn_k_norm.weight"), Key, shape.key_width)?;
-            }
+            model.norm(&format!("{block}.attn_norm.weight"), Residual, Normed)?;
+            model.query_key_value(&block)?;
+            self.norm_queries_and_keys(model, shape, &block)?;
             model.rope(rotation);
-            model.attention(1.0 / (shape.key_width as f32).sqrt(), None);
-            model.linear(&name("attn_output"), shape.width, Attended, Branch)?;
-            model.push(Op::Add);
-
-            model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
-            model.gated_feed_forward(
-                [&name("ffn_gate"), &name("ffn_up"), &name("ffn_down")],
-                Activation::Silu,
+            self.attend(model, shape, layer)?;
+            model.linear(
+                &format!("{block}.attn_output"),
+                shape.width,
+                Attended,
+                Branch,
             )?;
-            model.push(Op::Add);
+            model.scale(Branch, self.residual_scale);
+            model.add(Branch, Residual);
+
+            let norm = format!("{block}.{}.weight", self.feed_forward_norm);
+            model.norm(&norm, Residual, Normed)?;
+            match self
+                .experts
+                .filter(|experts| layer >= experts.leading_dense)
+            {
+                Some(experts) => experts.describe(model, &block)?,
+                None => model.feed_forward(&block, Activation::Silu)?,
+            }
+            model.scale(Branch, self.residual_scale);
+            model.add(Branch, Residual);
         }
-        model.head()
+        model.head()?;
+        model.scale(Logits, self.logit_scale);
+        Ok(())
+    }
+
+    fn norm_queries_and_keys(
+        &self,
+        model: &mut ProgramBuilder<'_>,
+        shape: &Hyperparameters,
+        block: &str,
+    ) -> Result<(), ModelError> {
+        let (queries, keys) = match self.query_key_norm {
+            QueryKeyNorm::None => return Ok(()),
+            QueryKeyNorm::EachHead => (1, 1),
+            QueryKeyNorm::AllHeads => (shape.heads, shape.kv_heads),
+        };
+        let width = shape.key_width;
+        let name = |part: &str| format!("{block}.{part}.weight");
+        model.norm_heads(&name("attn_q_norm"), Query, queries * width)?;
+        model.norm_heads(&name("attn_k_norm"), Key, keys * width)
+    }
+
+    fn attend(
+        &self,
+        model: &mut ProgramBuilder<'_>,
+        shape: &Hyperparameters,
+        layer: usize,
+    ) -> Result<(), ModelError> {
+        let sinks = format!("blk.{layer}.attn_sinks.weight");
+        let window = self
+            .window
+            .filter(|(every, _)| layer.is_multiple_of(*every));
+        model.attention(Scores {
+            scale: self
+                .attention_scale
+                .unwrap_or(1.0 / (shape.key_width as f32).sqrt()),
+            window: window.map(|(_, positions)| positions),
+            softcap: None,
+            sinks: self.has_sinks.then_some(sinks.as_str()),
+        })
+    }
+}
+
+impl Experts {
+    fn describe(&self, model: &mut ProgramBuilder<'_>, block: &str) -> Result<(), ModelError> {
+        model.mixture(block, self.mixture)?;
+        if self.shared_width > 0 {
+            model.shared_experts(block, self.shared_width, self.mixture.activation)?;
+        }
+        Ok(())
     }
 }

@@ -12,9 +12,5 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
-    let family = PreNorm {
-        rope_style: RopeStyle::Halves,
-        norms_heads: false,
-    };
-    family.describe(model, shape)
+    PreNorm::new(RopeStyle::Halves).describe(model, shape)
 }

@@ -3,7 +3,7 @@
 
 use emel_kernels::RopeStyle;
 
-use super::pre_norm::PreNorm;
+use super::pre_norm::{PreNorm, QueryKeyNorm};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::ProgramBuilder;
@@ -13,8 +13,8 @@ pub(super) fn describe(
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
     let family = PreNorm {
-        rope_style: RopeStyle::Halves,
-        norms_heads: true,
+        query_key_norm: QueryKeyNorm::EachHead,
+        ..PreNorm::new(RopeStyle::Halves)
     };
     family.describe(model, shape)
 }

@@ -32,6 +32,11 @@ struct Options {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
+    /// Keep the session in a file: what it already holds of the prompt is not computed
+    /// again; prompt and answer are saved to it at the end
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
+
     /// Print statistics to standard error
     #[arg(long)]
     stats: bool,
@@ -64,7 +69,16 @@ async fn run(options: Options) -> anyhow::Result<()> {
         .transpose()?;
     let sampling = &options.sampling;
     sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
+    let session = options.session.as_deref();
+    let saved = session.filter(|path| path.exists());
+    if let Some(path) = session {
+        blueprint.check_session(path)?;
+    }
     let engine = cli::start(blueprint).await?;
+    let restored = match saved {
+        Some(path) => engine.restore_session(path).await?,
+        None => 0,
+    };
 
     let mut request = Request::new(ids).sampler(sampler);
     request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
@@ -77,7 +91,17 @@ async fn run(options: Options) -> anyhow::Result<()> {
     }
     spinner.finish_and_clear();
     cli::print("\n")?;
+    if let Some(path) = session {
+        engine.save_session(path).await?;
+    }
     if let Some(usage) = stream.usage() {
+        if let Some(path) = saved.filter(|_| usage.resumed_tokens < restored) {
+            cli::notice(&format!(
+                "{}: {} of the session's {restored} tokens could be used for this prompt",
+                path.display(),
+                usage.resumed_tokens
+            ));
+        }
         if options.stats {
             print_statistics(usage);
         }
@@ -93,8 +117,11 @@ async fn run(options: Options) -> anyhow::Result<()> {
 fn print_statistics(usage: &Usage) {
     let size = in_binary_units;
     cli::tell(&format!(
-        "prompt:  {} tokens, {:.1} tokens/s, first token after {:.0} ms",
-        usage.prompt_tokens, usage.prefill_tokens_per_second, usage.first_token_ms
+        "prompt:  {} tokens ({} of them resumed), {:.1} tokens/s, first token after {:.0} ms",
+        usage.prompt_tokens,
+        usage.resumed_tokens,
+        usage.prefill_tokens_per_second,
+        usage.first_token_ms
     ));
     cli::tell(&format!(
         "answer:  {} tokens, {:.1} tokens/s",

@@ -113,7 +113,7 @@ fn an_unknown_architecture_is_refused() {
     let model = Model::llama().with("general.architecture", Field::string("mamba"));
     model_refused(
         &model,
-        &["`mamba`", "supported: llama, qwen2, qwen3, gemma3"],
+        &["`mamba`", "supported: llama, qwen2, ", ", gpt-oss"],
     );
     let nameless = Model::llama().with("general.architecture", Field::string(""));
     model_refused(&nameless, &["architecture"]);
@@ -283,9 +283,18 @@ fn impossible_heads_are_refused() {
     model_refused(&model, &["blk.0.attn_q.weight", "expected 32 × 64"]);
     let model = Model::llama().with("llama.block_count", Field::U32(1 << 28));
     model_refused(&model, &["blk.3.attn_norm.weight", "missing"]);
-    let kv_heads = Field::i32s(&[2, 1, 2]);
-    let model = Model::llama().with("llama.attention.head_count_kv", kv_heads);
-    model_refused(&model, &["head_count_kv", "expected one number"]);
+    for (kv_heads, told) in [
+        (&[2, 1, 2][..], "blk.1.attn_k.weight"),
+        (&[2, 0, 2], "is 0 for layer 1"),
+        (&[0, 0, 0], "expected heads in some layer"),
+        (&[2, 3, 2], "expected a divisor of the 4"),
+        (&[2, -2, 2], "expected no negative number"),
+        (&[2, 2], "expected one for each of 3 layers"),
+    ] {
+        let kv_heads = Field::i32s(kv_heads);
+        let model = Model::llama().with("llama.attention.head_count_kv", kv_heads);
+        model_refused(&model, &[told]);
+    }
 }
 
 #[test]
@@ -302,7 +311,7 @@ fn impossible_factors_are_refused() {
         .with("llama.rope.scaling.factor", Field::F32(f32::NAN));
     model_refused(&model, &["llama.rope.scaling.factor", "NaN"]);
     let model = Model::llama().with("llama.rope.scaling.type", Field::string("spiral"));
-    model_refused(&model, &["spiral", "not supported"]);
+    model_refused(&model, &["llama.rope.scaling.type", "spiral", "`longrope`"]);
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod bad_model;
 mod bad_option;
 mod model;
 mod result;
+mod session;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,92 @@
+//! What Gemma 2 and Gemma 3 share: norms before and after each half of a block, scaled
+//! embeddings, a GeGLU feed-forward network, and layers with a sliding window between
+//! those without.
+//! <https://arxiv.org/abs/2408.00118>, <https://arxiv.org/abs/2503.19786>
+
+use emel_kernels::{RopeScaling, RopeStyle};
+
+use crate::error::ModelError;
+use crate::hyperparameters::Hyperparameters;
+use crate::program::Buffer::{Attended, Branch, Key, Logits, Normed, Query, Residual};
+use crate::program::{Activation, Op, ProgramBuilder, RotationFactors, Scores};
+
+/// What differs between them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gemma {
+    /// One layer in so many looks at all positions.
+    pub(super) global_every: usize,
+    /// Positions that the others look back on.
+    pub(super) window: Option<usize>,
+    /// Base of the rotary frequencies in the others, if it is another.
+    pub(super) local_rope_base: Option<f32>,
+    /// Whether each query and key head is normed before it is rotated.
+    pub(super) norms_heads: bool,
+    /// The 27B model, told by its number of layers, scales its scores by another width.
+    pub(super) layers_27b: usize,
+    /// The limit of attention's scores.
+    pub(super) score_cap: Option<f32>,
+    /// The limit of logits.
+    pub(super) logit_cap: Option<f32>,
+}
+
+impl Gemma {
+    pub(super) fn describe(
+        &self,
+        model: &mut ProgramBuilder<'_>,
+        shape: &Hyperparameters,
+    ) -> Result<(), ModelError> {
+        let style = RopeStyle::Halves;
+        let global = model.rotation(style)?;
+        let local = self.local_rope_base.map_or(global, |base| {
+            model.rotation_with(style, base, RopeScaling::None, RotationFactors::None)
+        });
+        let score_width = if shape.layers == self.layers_27b {
+            shape.width / shape.heads
+        } else {
+            shape.key_width
+        };
+
+        model.scale(Residual, (shape.width as f32).sqrt());
+        for layer in 0..shape.layers {
+            let block = format!("blk.{layer}");
+            let name = |part: &str| format!("{block}.{part}.weight");
+            let is_global = (layer + 1).is_multiple_of(self.global_every);
+            model.begin_layer(layer);
+
+            model.norm(&name("attn_norm"), Residual, Normed)?;
+            model.query_key_value(&block)?;
+            if self.norms_heads {
+                model.norm_heads(&name("attn_q_norm"), Query, shape.key_width)?;
+                model.norm_heads(&name("attn_k_norm"), Key, shape.key_width)?;
+            }
+            model.rope(if is_global { global } else { local });
+            model.attention(Scores {
+                scale: 1.0 / (score_width as f32).sqrt(),
+                window: self.window.filter(|_| !is_global),
+                softcap: self.score_cap,
+                sinks: None,
+            })?;
+            model.linear(
+                &format!("{block}.attn_output"),
+                shape.width,
+                Attended,
+                Branch,
+            )?;
+            model.norm(&name("post_attention_norm"), Branch, Branch)?;
+            model.add(Branch, Residual);
+
+            model.norm(&name("ffn_norm"), Residual, Normed)?;
+            model.feed_forward(&block, Activation::Gelu)?;
+            model.norm(&name("post_ffw_norm"), Branch, Branch)?;
+            model.add(Branch, Residual);
+        }
+        model.head()?;
+        if let Some(cap) = self.logit_cap {
+            model.push(Op::Softcap {
+                buffer: Logits,
+                cap,
+            });
+        }
+        Ok(())
+    }
+}

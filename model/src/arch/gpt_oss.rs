@@ -1,0 +1,34 @@
+//! gpt-oss: attention sinks, a window in every second layer, biases everywhere, and
+//! experts with a clamped SwiGLU. <https://arxiv.org/abs/2508.10925>
+
+use emel_kernels::RopeStyle;
+
+use super::pre_norm::{Experts, PreNorm};
+use crate::error::ModelError;
+use crate::hyperparameters::Hyperparameters;
+use crate::program::{Activation, Mixture, ProgramBuilder};
+use crate::routing::Gating;
+
+pub(super) fn describe(
+    model: &mut ProgramBuilder<'_>,
+    shape: &Hyperparameters,
+) -> Result<(), ModelError> {
+    let mixture = Mixture {
+        gating: Gating::SoftmaxOfChosen,
+        normalises: false,
+        activation: Activation::ClampedSilu {
+            alpha: 1.702,
+            limit: 7.0,
+        },
+        ..Mixture::SOFTMAX
+    };
+    let keys = model.keys();
+    let family = PreNorm {
+        window: Some((2, keys.size("attention.sliding_window")?)),
+        has_sinks: true,
+        feed_forward_norm: "post_attention_norm",
+        experts: Some(Experts::everywhere(mixture.read(&keys, shape)?)),
+        ..PreNorm::new(RopeStyle::Halves)
+    };
+    family.describe(model, shape)
+}

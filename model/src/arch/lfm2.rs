@@ -1,0 +1,57 @@
+//! LFM2: short convolutions in most layers, grouped-query attention with normed queries
+//! and keys in the others; LFM2-MoE has a mixture of experts after its first layers.
+//! <https://arxiv.org/abs/2511.23404>
+
+use emel_kernels::RopeStyle;
+
+use crate::error::ModelError;
+use crate::hyperparameters::Hyperparameters;
+use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual};
+use crate::program::{Activation, Mixture, ProgramBuilder, Scores};
+use crate::routing::Gating;
+
+pub(super) fn describe(
+    model: &mut ProgramBuilder<'_>,
+    shape: &Hyperparameters,
+) -> Result<(), ModelError> {
+    let rotation = model.rotation(RopeStyle::Halves)?;
+    let taps = model.taps("shortconv.l_cache")?;
+    let keys = model.keys();
+    let leading_dense = keys.count("leading_dense_block_count")?;
+    let mixture = Mixture {
+        gating: Gating::Sigmoid,
+        ..Mixture::SOFTMAX
+    }
+    .read(&keys, shape)?;
+    for layer in 0..shape.layers {
+        let block = format!("blk.{layer}");
+        let name = |part: &str| format!("{block}.{part}");
+        model.begin_layer(layer);
+
+        model.norm(&name("attn_norm.weight"), Residual, Normed)?;
+        if shape.layer_kv_heads.of(layer) == 0 {
+            model.gated_short_convolution(&name("shortconv"), taps)?;
+        } else {
+            model.query_key_value(&block)?;
+            model.norm_heads(&name("attn_q_norm.weight"), Query, shape.key_width)?;
+            model.norm_heads(&name("attn_k_norm.weight"), Key, shape.key_width)?;
+            model.rope(rotation);
+            model.attention(Scores {
+                scale: 1.0 / (shape.key_width as f32).sqrt(),
+                ..Scores::default()
+            })?;
+            model.linear(&name("attn_output"), shape.width, Attended, Branch)?;
+        }
+        model.add(Branch, Residual);
+
+        model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
+        if shape.experts > 0 && layer >= leading_dense {
+            model.mixture(&block, mixture)?;
+        } else {
+            model.feed_forward(&block, Activation::Silu)?;
+        }
+        model.add(Branch, Residual);
+    }
+    // Its published name; converters have kept it.
+    model.head_after("token_embd_norm.weight")
+}

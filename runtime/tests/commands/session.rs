@@ -1,0 +1,110 @@
+//! `emel-run --session`: one process goes on where another has stopped.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use emel_tests::fixtures::fixture;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{emel_run, llama, refusal, result, words};
+
+fn run(model: &Path, prompt: &str, count: &str, more: &[&str]) -> Output {
+    let arguments = ["-p", prompt, "-n", count, "-c", "200"];
+    let arguments = arguments.iter().chain(more).copied();
+    let greedy = words("--temp 0 --ignore-eos");
+    emel_run(model, arguments.chain(greedy))
+}
+
+#[test]
+fn a_session_goes_on_in_another_process_with_the_same_bits() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (part, whole, statistics) = (path("part"), path("whole"), path("statistics.json"));
+    for name in ["llama", "gemma3", "lfm2", "qwen35moe", "deepseek2"] {
+        let model = fixture("arch").join(format!("{name}.gguf"));
+        let alone = run(&model, "hello world and all", "20", &["--session", &whole]);
+        assert_eq!(String::from_utf8_lossy(&alone.stderr), "", "{name}");
+        result(run(&model, "hello world", "0", &["--session", &part]));
+        let session = ["--session", &part, "--stats-json", &statistics];
+        let resumed = run(&model, "hello world and all", "20", &session);
+        assert_eq!(String::from_utf8_lossy(&resumed.stderr), "", "{name}");
+        assert_eq!(result(resumed), result(alone), "{name}");
+        let found: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+        let resumed = found["resumed_tokens"].as_u64().unwrap();
+        assert!(resumed > 0 && resumed < found["prompt_tokens"].as_u64().unwrap());
+        assert!(
+            fs::read(&part).unwrap() == fs::read(&whole).unwrap(),
+            "{name}"
+        );
+        fs::remove_file(&part).unwrap();
+        fs::remove_file(&whole).unwrap();
+    }
+}
+
+#[test]
+fn a_session_that_does_not_begin_the_prompt_is_said_to_be_of_no_use() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("session").to_str().unwrap().to_owned();
+    result(run(&llama(), "hello world", "4", &["--session", &path]));
+    let other = run(&llama(), "something else", "4", &["--session", &path]);
+    let notes = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(notes.contains("0 of the session's"), "{notes}");
+    assert_eq!(
+        result(other),
+        result(run(&llama(), "something else", "4", &[]))
+    );
+}
+
+#[test]
+fn what_is_no_session_of_the_model_is_refused_before_anything_is_computed() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("session").to_str().unwrap().to_owned();
+    let session = ["--session", &path];
+    fs::write(&path, "my only copy of a novel").unwrap();
+    refusal(
+        run(&llama(), "hello", "4", &session),
+        1,
+        &[&path, "not a session"],
+    );
+    assert_eq!(
+        fs::read_to_string(&path).unwrap(),
+        "my only copy of a novel"
+    );
+    fs::remove_file(&path).unwrap();
+
+    result(run(&llama(), "hello", "4", &session));
+    let other = fixture("arch/gemma3.gguf");
+    refusal(
+        run(&other, "hello", "4", &session),
+        1,
+        &[&path, "another model"],
+    );
+    let single = ["--session", &path, "--kv", "f32"];
+    refusal(run(&llama(), "hello", "4", &single), 1, &["--kv f16"]);
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
+    refusal(
+        run(&llama(), "hello", "4", &session),
+        1,
+        &[&path, "damaged or cut off"],
+    );
+    fs::write(&path, [&bytes[..8], &[9, 0, 0, 0], &bytes[12..]].concat()).unwrap();
+    refusal(
+        run(&llama(), "hello", "4", &session),
+        1,
+        &[&path, "format 9"],
+    );
+
+    let nowhere = folder.path().join("no").join("folder");
+    let session = ["--session", nowhere.to_str().unwrap()];
+    let told = ["no/folder", "cannot write the session"];
+    refusal(run(&llama(), "hello", "4", &session), 1, &told);
+    let session = ["--session", folder.path().to_str().unwrap()];
+    refusal(
+        run(&llama(), "hello", "4", &session),
+        1,
+        &["cannot read the session"],
+    );
+}

@@ -1,0 +1,212 @@
+//! Sessions: what is saved, restored or simply still there gives the bits of an
+//! uninterrupted run.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
+
+use std::path::Path;
+
+use emel::{Engine, Error, KvType, RamBudget, Request, SessionError, Settings, Usage};
+use emel_tests::fixtures::fixture;
+use emel_tests::run::{block_on, open, settings, smallest_budget};
+
+/// One of each kind of state: keys and values, windows, short convolutions, memories of
+/// the delta rule, latent vectors.
+const MODELS: [&str; 5] = ["llama", "gemma3", "lfm2", "qwen35moe", "deepseek2"];
+
+fn model(name: &str) -> std::path::PathBuf {
+    fixture("arch").join(format!("{name}.gguf"))
+}
+
+fn prompt(length: u32) -> Vec<u32> {
+    (0..length).map(|index| index * 37 % 251).collect()
+}
+
+async fn generate(engine: &Engine, ids: &[u32], count: usize) -> (Vec<u32>, Usage) {
+    let mut request = Request::new(ids.to_vec()).max_tokens(count).greedy();
+    request.ignore_eos = true;
+    let mut stream = engine.generate(request).await.unwrap();
+    let mut tokens = ids.to_vec();
+    while let Some(token) = stream.next().await {
+        tokens.push(token.unwrap().id);
+    }
+    (tokens, stream.usage().unwrap().clone())
+}
+
+fn with_context(context: usize) -> Settings {
+    settings(1 << 30, context)
+}
+
+fn refused(outcome: Result<usize, Error>) -> SessionError {
+    match outcome {
+        Err(Error::Session { source, .. }) => source,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_restored_session_goes_on_with_the_bits_of_an_uninterrupted_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in MODELS {
+        block_on(async {
+            let whole = open(&model(name), with_context(300)).await.unwrap();
+            let (expected, _) = generate(&whole, &prompt(150), 60).await;
+            assert_eq!(whole.save_session(path("whole")).await.unwrap(), 209);
+
+            let first = open(&model(name), with_context(300)).await.unwrap();
+            let (tokens, _) = generate(&first, &prompt(150), 20).await;
+            assert_eq!(first.save_session(path("part")).await.unwrap(), 169);
+            drop(first);
+
+            // Another context, chunk, budget and number of threads.
+            let mut small = with_context(250);
+            small.threads = 1;
+            small.ram_budget = RamBudget::Bytes(smallest_budget(&model(name), &small));
+            let second = open(&model(name), small).await.unwrap();
+            assert_eq!(second.restore_session(path("part")).await.unwrap(), 169);
+            let (found, usage) = generate(&second, &tokens, 40).await;
+            assert_eq!(usage.resumed_tokens, 169, "{name}");
+            assert_eq!(found, expected, "{name}");
+            // The files hold every key, value and memory, bit for bit.
+            second.save_session(path("part")).await.unwrap();
+            let [part, whole] = ["part", "whole"].map(|name| std::fs::read(path(name)).unwrap());
+            assert!(part == whole, "{name}: the states differ");
+        });
+    }
+}
+
+#[test]
+fn a_following_request_computes_only_what_is_new() {
+    for name in MODELS {
+        block_on(async {
+            let engine = open(&model(name), with_context(300)).await.unwrap();
+            let (mut tokens, usage) = generate(&engine, &prompt(40), 10).await;
+            assert_eq!(usage.resumed_tokens, 0);
+            tokens.extend([7, 8, 9]);
+            let (found, usage) = generate(&engine, &tokens, 10).await;
+            assert_eq!(usage.resumed_tokens, 49, "{name}");
+
+            let fresh = open(&model(name), with_context(300)).await.unwrap();
+            let (expected, _) = generate(&fresh, &tokens, 10).await;
+            assert_eq!(found, expected, "{name}");
+
+            // Half of it is shared: enough for keys and values, not for memories.
+            let other: Vec<u32> = tokens[..30].iter().copied().chain([200, 201]).collect();
+            let (found, usage) = generate(&engine, &other, 10).await;
+            let is_recurrent = ["lfm2", "qwen35moe"].contains(&name);
+            assert_eq!(usage.resumed_tokens, if is_recurrent { 0 } else { 30 });
+            let fresh = open(&model(name), with_context(300)).await.unwrap();
+            let (expected, _) = generate(&fresh, &other, 10).await;
+            assert_eq!(found, expected, "{name}");
+        });
+    }
+}
+
+#[test]
+fn a_cancelled_request_leaves_a_state_that_can_be_gone_on_from() {
+    for name in MODELS {
+        block_on(async {
+            let engine = open(&model(name), with_context(300)).await.unwrap();
+            let request = Request::new(prompt(120)).max_tokens(100).greedy();
+            let mut stream = engine.generate(request).await.unwrap();
+            stream.next().await.unwrap().unwrap();
+            drop(stream);
+            let (found, _) = generate(&engine, &prompt(130), 10).await;
+            let fresh = open(&model(name), with_context(300)).await.unwrap();
+            let (expected, _) = generate(&fresh, &prompt(130), 10).await;
+            assert_eq!(found, expected, "{name}");
+        });
+    }
+}
+
+#[test]
+fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let restore = |name: &str, settings: Settings| {
+        block_on(async {
+            let engine = open(&model(name), settings).await.unwrap();
+            let refusal = refused(engine.restore_session(&path).await);
+            // The engine serves all the same.
+            let (_, usage) = generate(&engine, &prompt(10), 2).await;
+            assert_eq!(usage.resumed_tokens, 0);
+            refusal
+        })
+    };
+    block_on(async {
+        let engine = open(&model("llama"), with_context(100)).await.unwrap();
+        generate(&engine, &prompt(50), 4).await;
+        engine.save_session(&path).await.unwrap();
+    });
+    let good = std::fs::read(&path).unwrap();
+
+    // The same shape and other weights, another shape, another type, too little room.
+    for other in ["llama-linear-rope", "llama-untied", "qwen35moe"] {
+        let refusal = restore(other, with_context(100));
+        assert!(matches!(refusal, SessionError::OtherModel), "{refusal}");
+    }
+    let single = Settings {
+        kv_type: KvType::F32,
+        ..with_context(100)
+    };
+    let refusal = restore("llama", single);
+    assert!(refusal.to_string().contains("--kv f16"), "{refusal}");
+    let refusal = restore("llama", with_context(52));
+    assert!(refusal.to_string().contains("53 tokens"), "{refusal}");
+
+    for length in [0, 7, 8, 20, 30, good.len() / 2, good.len() - 1] {
+        std::fs::write(&path, &good[..length]).unwrap();
+        let refusal = restore("llama", with_context(100));
+        let expected = if length < 8 {
+            "not a session"
+        } else {
+            "damaged"
+        };
+        assert!(
+            refusal.to_string().contains(expected),
+            "{length}: {refusal}"
+        );
+    }
+    let changed = |place: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[place] ^= byte;
+        std::fs::write(&path, &bytes).unwrap();
+        restore("llama", with_context(100)).to_string()
+    };
+    assert!(changed(8, 2).contains("format 3, expected 1"));
+    assert!(changed(12, 64).contains("as type 65"));
+    for place in [24 + 7, 40, good.len() / 2, good.len() - 1] {
+        let refusal = changed(place, 1);
+        let told = ["damaged", "raise -c"];
+        assert!(
+            told.iter().any(|part| refusal.contains(part)),
+            "{place}: {refusal}"
+        );
+    }
+    let mut longer = good.clone();
+    longer.push(0);
+    std::fs::write(&path, &longer).unwrap();
+    let refusal = restore("llama", with_context(100));
+    assert!(matches!(refusal, SessionError::Damaged), "{refusal}");
+
+    let foreign = "not written by emel";
+    std::fs::write(&path, foreign).unwrap();
+    block_on(async {
+        let engine = open(&model("llama"), with_context(100)).await.unwrap();
+        let refusal = refused(engine.save_session(&path).await);
+        assert!(matches!(refusal, SessionError::Foreign), "{refusal}");
+        let nowhere = folder.path().join("no").join("folder");
+        let refusal = refused(engine.save_session(&nowhere).await);
+        assert!(matches!(refusal, SessionError::Write(_)), "{refusal}");
+    });
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), foreign);
+    assert_eq!(names(folder.path()), ["session"], "nothing is left behind");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+    entries
+        .map(|entry| name(entry).into_string().unwrap())
+        .collect()
+}
