@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 
 use emel::{Backend, Io, RamBudget, Settings};
-use emel_loader::gguf::Catalog;
+use emel_loader::gguf::{Catalog, Tensor};
 use emel_tests::fixtures::{GEMMA3, SMOLLM2, fixture, json, real_model};
 use emel_tests::gguf_writer::{Field, GgufWriter};
 use emel_tests::run::{block_on, open, settings, smallest_budget};
@@ -98,42 +98,79 @@ fn a_tiny_gemma_gives_the_same_bits_however_it_is_run() {
 }
 
 #[test]
-fn a_model_in_shards_gives_the_bits_of_the_whole() {
-    let model = fixture("arch/llama-untied.gguf");
+fn a_model_gives_the_same_bits_however_its_file_is_laid_out() {
+    let reversed: Order = |tensors| tensors.reverse();
+    let by_name: Order = |tensors| tensors.sort_by(|one, other| one.name.cmp(&other.name));
+    let shuffled: Order = |tensors| tensors.sort_by_key(|tensor| hash(&tensor.name));
     let folder = tempfile::tempdir().unwrap();
     let tokens: Vec<u32> = (0..40).map(|index| index * 29 % 384).collect();
-    let run = |path: &Path| {
-        let mut small = settings(0, tokens.len());
-        small.all_logits = true;
-        small.ram_budget = RamBudget::Bytes(smallest_budget(path, &small));
-        fingerprint(path, &small, std::slice::from_ref(&tokens))
-    };
-    let expected = run(&model);
-    for first_holds_tensors in [true, false] {
-        let name = format!("whole-{first_holds_tensors}");
-        let shards = copy_of(&model)
-            .write_shards(folder.path(), &name, 3, first_holds_tensors)
-            .unwrap();
-        assert_eq!(run(&shards[0]), expected, "{name}");
+    for name in ["llama-untied", "gemma3"] {
+        let model = fixture(&format!("arch/{name}.gguf"));
+        let run = |path: &Path, backend| {
+            let mut small = settings(0, tokens.len());
+            small.all_logits = true;
+            small.io = Io::Only(backend);
+            small.ram_budget = RamBudget::Bytes(smallest_budget(path, &small));
+            fingerprint(path, &small, std::slice::from_ref(&tokens))
+        };
+        let expected = run(&model, Backend::Uring);
+        let orders = [
+            ("reversed", reversed),
+            ("by name", by_name),
+            ("shuffled", shuffled),
+        ];
+        for (order_name, order) in orders {
+            for alignment in [None, Some(8), Some(64), Some(4096)] {
+                let what = format!("{name} {order_name} {alignment:?}");
+                let copy = copy_of(&model, order, alignment);
+                let path = folder.path().join("copy.gguf");
+                copy.write(&path).unwrap();
+                for backend in [Backend::Uring, Backend::Pread, Backend::Mmap] {
+                    assert_eq!(run(&path, backend), expected, "{what} {backend:?}");
+                }
+                for first_holds_tensors in [true, false] {
+                    let shards = copy
+                        .write_shards(folder.path(), "shards", 3, first_holds_tensors)
+                        .unwrap();
+                    let found = run(&shards[0], Backend::Uring);
+                    assert_eq!(found, expected, "{what} in shards");
+                }
+            }
+        }
     }
 }
 
+/// Puts tensors into another order.
+type Order = fn(&mut Vec<&Tensor>);
+
 /// The same model, ready to be written in another way.
-fn copy_of(model: &Path) -> GgufWriter {
+fn copy_of(model: &Path, order: Order, alignment: Option<u32>) -> GgufWriter {
     let catalog = Catalog::open(model).unwrap();
     let bytes = std::fs::read(model).unwrap();
-    let mut writer = GgufWriter::new("llama");
+    let architecture = catalog.metadata().str("general.architecture").unwrap();
+    let mut writer = GgufWriter::new(architecture.unwrap());
     for (key, value) in catalog.metadata().iter() {
-        if key != "general.architecture" {
+        if key != "general.architecture" && key != "general.alignment" {
             writer = writer.field(key, Field::from_value(value).unwrap());
         }
     }
-    for tensor in catalog.tensors() {
+    if let Some(alignment) = alignment {
+        writer = writer.alignment(alignment);
+    }
+    let mut tensors: Vec<&Tensor> = catalog.tensors().iter().collect();
+    order(&mut tensors);
+    for tensor in tensors {
         let start = tensor.extent.offset as usize;
         let data = bytes[start..start + tensor.extent.bytes as usize].to_vec();
         writer = writer.tensor(&tensor.name, tensor.tensor_type, &tensor.dims, data);
     }
     writer
+}
+
+fn hash(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[test]

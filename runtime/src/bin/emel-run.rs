@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{ArgGroup, Parser};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
+use emel::cli::conversation::{self, ConversationOptions};
 use emel::cli::{self, ModelOptions, TextSource};
 use emel::{Error, Prompt, Request, SamplerOptions, Usage};
 
@@ -17,6 +18,9 @@ use emel::{Error, Prompt, Request, SamplerOptions, Usage};
 /// standard error.
 #[derive(Debug, Parser)]
 #[command(version, name = "emel-run")]
+#[command(group(
+    ArgGroup::new("task").args(["prompt", "file", "conversation"]).required(true).multiple(true)
+))]
 struct Options {
     #[command(flatten)]
     model: ModelOptions,
@@ -24,9 +28,13 @@ struct Options {
     #[command(flatten)]
     text: TextSource,
 
+    #[command(flatten)]
+    conversation: ConversationOptions,
+
     /// Tokens to generate; -1 goes on until the model ends or the context is full
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
-    predict: i64,
+    /// [default: 128, in a conversation -1]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    predict: Option<i64>,
 
     /// Tokens in the context [default: 4096, or what the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
@@ -113,18 +121,51 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     let blueprint = Blueprint::new(&options.model.model, settings)?;
-    // Whatever can be refused is refused here: loading may take minutes.
-    let ids = blueprint.prompt_ids(Prompt::Text(text))?;
+    let is_conversation = options.conversation.conversation;
+    let predict = options
+        .predict
+        .unwrap_or(if is_conversation { -1 } else { 128 });
+    let mut request = Request::new(Vec::new()).sampler(sampler);
+    request.max_tokens = usize::try_from(predict).unwrap_or(usize::MAX);
+    request.ignore_eos = options.ignore_eos;
+    if !is_conversation {
+        // Whatever can be refused is refused here: loading may take minutes.
+        request.prompt = blueprint.prompt_ids(Prompt::Text(text.clone()))?.into();
+    }
     let statistics = options
         .stats_json
         .as_deref()
         .map(|path| cli::create_output(path, &blueprint.catalog, "statistics"))
         .transpose()?;
-    let engine = cli::start(blueprint).await?;
+    let mut last_usage = None;
+    let on_usage = |usage: &Usage| {
+        if options.stats {
+            print_statistics(usage);
+        }
+        last_usage = Some(usage.clone());
+    };
+    if is_conversation {
+        let first = options.text.is_given().then_some(text);
+        conversation::run(&options.conversation, first, blueprint, request, on_usage).await?;
+    } else {
+        continue_text(blueprint, request, on_usage).await?;
+    }
+    if let (Some(usage), Some(mut file), Some(path)) = (last_usage, statistics, &options.stats_json)
+    {
+        let json = serde_json::to_string_pretty(&usage)? + "\n";
+        file.write_all(json.as_bytes())
+            .with_context(|| format!("{}: cannot write statistics", path.display()))?;
+    }
+    Ok(())
+}
 
-    let mut request = Request::new(ids).sampler(sampler);
-    request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
-    request.ignore_eos = options.ignore_eos;
+async fn continue_text(
+    blueprint: Blueprint,
+    request: Request,
+    mut on_usage: impl FnMut(&Usage),
+) -> anyhow::Result<()> {
+    let max_tokens = request.max_tokens;
+    let engine = cli::start(blueprint).await?;
     let spinner = cli::spinner("reading the prompt");
     let mut stream = engine.generate(request).await?;
     while let Some(token) = stream.next().await {
@@ -134,14 +175,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
     spinner.finish_and_clear();
     cli::print("\n")?;
     if let Some(usage) = stream.usage() {
-        if options.stats {
-            print_statistics(usage);
-        }
-        if let (Some(mut file), Some(path)) = (statistics, &options.stats_json) {
-            let json = serde_json::to_string_pretty(usage)? + "\n";
-            file.write_all(json.as_bytes())
-                .with_context(|| format!("{}: cannot write statistics", path.display()))?;
-        }
+        cli::note_full_context(usage, max_tokens, engine.description().context);
+        on_usage(usage);
     }
     Ok(())
 }
