@@ -91,8 +91,9 @@ fn another_template_may_come_from_a_file_or_be_named_or_given() {
 
 #[test]
 fn a_model_without_a_template_gets_chatml_and_a_note() {
-    let (_folder, [messages]) = files([HELLO]);
-    let output = render(&llama(), &messages, &[]);
+    let (folder, [messages]) = files([HELLO]);
+    let model = Model::llama().without("tokenizer.chat_template");
+    let output = render(&model.write(&folder), &messages, &[]);
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
         notes.starts_with("note: the model has no chat template"),
@@ -106,7 +107,7 @@ fn messages_may_come_from_standard_input() {
     let mut child = command("emel")
         .arg("render")
         .arg(llama())
-        .args(["-f", "-"])
+        .args(["-f", "-", "--chat-template", "chatml"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
