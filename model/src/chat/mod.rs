@@ -127,12 +127,6 @@ impl ChatTemplates {
     pub fn with_source(&self, source: &str) -> Result<ChatTemplate, ChatError> {
         ChatTemplate::new(source, self.special.clone())
     }
-
-    /// Heap bytes held.
-    pub fn heap_bytes(&self) -> usize {
-        let sources = self.default.iter().chain(&self.tool_use);
-        sources.map(|source| source.len()).sum()
-    }
 }
 
 /// The names of the templates in a model's metadata, in the order of their keys:

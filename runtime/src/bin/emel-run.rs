@@ -1,4 +1,4 @@
-//! `emel-run`: continues a text.
+//! `emel-run`: continues a text, or holds a conversation.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -117,6 +117,7 @@ fn main() -> ExitCode {
 
 async fn run(options: Options) -> anyhow::Result<()> {
     let sampler = sampler(&options)?;
+    options.conversation.check()?;
     let text = options.text.read()?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;

@@ -29,7 +29,8 @@ const PROMPT: &str = "> ";
 /// Options of a conversation, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
 pub struct ConversationOptions {
-    /// Hold a conversation, in the form of the model's chat template [short: -cnv]
+    /// Hold a conversation, in the form of the model's chat template; a text is its first
+    /// message [short: -cnv]
     #[arg(long)]
     pub conversation: bool,
 
@@ -37,7 +38,7 @@ pub struct ConversationOptions {
     #[arg(long, conflicts_with = "conversation")]
     pub no_conversation: bool,
 
-    /// What a conversation begins with [short: -sys]
+    /// System prompt, which a conversation begins with [short: -sys]
     #[arg(
         long,
         value_name = "TEXT",
@@ -46,7 +47,7 @@ pub struct ConversationOptions {
     )]
     pub system_prompt: Option<String>,
 
-    /// A file that holds the system prompt [short: -sysf]
+    /// A file that holds what a conversation begins with [short: -sysf]
     #[arg(
         long,
         value_name = "FILE",
@@ -64,6 +65,21 @@ pub struct ConversationOptions {
 }
 
 impl ConversationOptions {
+    /// Checks what clap cannot.
+    ///
+    /// # Errors
+    /// When there is a template and no conversation.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.conversation || !self.template.is_given() {
+            return Ok(());
+        }
+        Err(Error::Setting {
+            setting: "--chat-template",
+            found: "given for a text that is continued as it is".to_owned(),
+            expected: "--conversation (-cnv) with it".to_owned(),
+        })
+    }
+
     fn system(&self) -> anyhow::Result<Option<String>> {
         match (&self.system_prompt, &self.system_prompt_file) {
             (Some(text), _) => Ok(Some(text.clone())),

@@ -1,6 +1,5 @@
 //! `emel info`: what a model's file holds, and whether and how it would run.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use clap::Args;
@@ -60,7 +59,8 @@ struct Info {
     supported_architectures: Vec<&'static str>,
     parameters: u64,
     types: Vec<TypeShare>,
-    hyperparameters: BTreeMap<&'static str, String>,
+    /// In the order they are shown in.
+    hyperparameters: serde_json::Map<String, serde_json::Value>,
     tokenizer: TokenizerInfo,
     chat_template: Option<TemplateInfo>,
     plan: Option<PlanInfo>,
@@ -198,7 +198,8 @@ impl Info {
             )?;
         }
         for (name, value) in &self.hyperparameters {
-            line(name, value)?;
+            let value = value.as_str().map_or(value.to_string(), str::to_owned);
+            line(&name.replace('_', " "), &value)?;
         }
         let tokenizer = &self.tokenizer;
         let pre = tokenizer
@@ -358,36 +359,41 @@ fn types(catalog: &Catalog) -> Vec<TypeShare> {
 }
 
 /// What the file says about the model's shape; the keys that are there.
-fn hyperparameters(metadata: &Metadata, architecture: &str) -> BTreeMap<&'static str, String> {
-    let found = |suffix: &str| shown(metadata.get(&format!("{architecture}.{suffix}"))?);
+fn hyperparameters(
+    metadata: &Metadata,
+    architecture: &str,
+) -> serde_json::Map<String, serde_json::Value> {
     let known = [
         ("context", "context_length"),
         ("layers", "block_count"),
         ("width", "embedding_length"),
-        ("feed-forward", "feed_forward_length"),
+        ("feed_forward", "feed_forward_length"),
         ("heads", "attention.head_count"),
-        ("KV heads", "attention.head_count_kv"),
+        ("kv_heads", "attention.head_count_kv"),
         ("window", "attention.sliding_window"),
         ("experts", "expert_count"),
-        ("experts used", "expert_used_count"),
-        ("shared experts", "expert_shared_count"),
+        ("experts_used", "expert_used_count"),
+        ("shared_experts", "expert_shared_count"),
     ];
-    let known = known.map(|(name, suffix)| Some((name, found(suffix)?)));
-    known.into_iter().flatten().collect()
+    let found = |(name, suffix): (&str, &str)| {
+        let value = metadata.get(&format!("{architecture}.{suffix}"))?;
+        Some((name.to_owned(), shown(value)?))
+    };
+    known.into_iter().filter_map(found).collect()
 }
 
 /// A number, or the range of those that differ between layers.
-fn shown(value: &Value) -> Option<String> {
+fn shown(value: &Value) -> Option<serde_json::Value> {
     match value {
-        Value::Unsigned(number) => Some(number.to_string()),
-        Value::Signed(number) => Some(number.to_string()),
-        Value::Float(number) => Some(number.to_string()),
+        Value::Unsigned(number) => Some((*number).into()),
+        Value::Signed(number) => Some((*number).into()),
+        Value::Float(number) => Some((*number).into()),
         Value::Array(Array::I32(numbers)) => {
-            let (least, most) = (numbers.iter().min()?, numbers.iter().max()?);
+            let (least, most) = (*numbers.iter().min()?, *numbers.iter().max()?);
             Some(if least == most {
-                least.to_string()
+                least.into()
             } else {
-                format!("{least} to {most}, by layer")
+                format!("{least} to {most}, by layer").into()
             })
         }
         _ => None,

@@ -21,6 +21,11 @@ pub struct TemplateOptions {
 }
 
 impl TemplateOptions {
+    /// Whether a template was chosen.
+    pub fn is_given(&self) -> bool {
+        self.chat_template.is_some() || self.chat_template_file.is_some()
+    }
+
     /// The template to use for the model at `path`. That a model has none is said, and
     /// ChatML used.
     ///

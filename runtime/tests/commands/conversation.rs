@@ -226,6 +226,7 @@ fn options_of_a_conversation_belong_to_one() {
         ("-st -p b", "--conversation"),
         ("-cnv -no-cnv", "cannot be used with"),
         ("-no-cnv", "--prompt <TEXT>"),
+        ("-p a --chat-template chatml", "expected --conversation"),
         ("-cnv -sys a -sysf b", "cannot be used with"),
         (
             "-cnv --chat-template a --chat-template-file b",

@@ -33,7 +33,7 @@ fn a_model_is_described() {
     assert_eq!(found["types"][0]["name"], "F32");
     let parameters = found["parameters"].as_u64().unwrap();
     assert_eq!(found["types"][0]["bytes"], parameters * 4);
-    assert_eq!(found["hyperparameters"]["experts"], "0");
+    assert_eq!(found["hyperparameters"]["experts"], 0);
     assert_eq!(found["tokenizer"]["tokens"], 384);
     assert_eq!(
         found["chat_template"]["names"],
@@ -138,8 +138,8 @@ fn a_real_model_is_described() {
     let found = info(&model);
     assert_eq!(found["name"], "Smollm2 135M 8k Lc100K Mix1 Ep2");
     assert_eq!(found["parameters"], 134_515_008);
-    assert_eq!(found["hyperparameters"]["layers"], "30");
-    assert_eq!(found["hyperparameters"]["KV heads"], "3");
+    assert_eq!(found["hyperparameters"]["layers"], 30);
+    assert_eq!(found["hyperparameters"]["kv_heads"], 3);
     assert_eq!(found["tokenizer"]["pre"], "smollm");
     let special = found["tokenizer"]["special"].as_array().unwrap();
     let eos = special.iter().find(|token| token["job"] == "eos").unwrap();
