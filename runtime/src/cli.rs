@@ -291,6 +291,7 @@ fn bar(what: &'static str) -> ProgressBar {
 /// A spinner on standard error, which appears after a second.
 pub fn spinner(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+    bar.set_style(ProgressStyle::default_spinner());
     bar.set_message(what);
     show_later(&bar);
     bar

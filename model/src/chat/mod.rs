@@ -7,6 +7,19 @@
 //!
 //! A template comes with the model and is trusted no more than the rest of the file:
 //! its work and the memory it makes are bounded.
+//!
+//! ```
+//! use emel_model::chat::{CHATML, ChatTemplate, Conversation, SpecialTexts};
+//!
+//! let template = ChatTemplate::new(CHATML, SpecialTexts::default())?;
+//! let mut conversation = Conversation::default();
+//! conversation.push("user", "Why is the sky blue?");
+//! assert_eq!(
+//!     template.render(&conversation)?,
+//!     "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
+//! );
+//! # Ok::<(), emel_model::chat::ChatError>(())
+//! ```
 
 mod conversation;
 mod environment;
