@@ -9,8 +9,8 @@ use serde::Serialize as _;
 use serde_json::ser::Formatter;
 use serde_json::{Value, json};
 
-use super::ChatTemplate;
 use super::conversation::{Conversation, ConversationError, form, text_part};
+use super::{ChatError, ChatTemplate};
 
 /// A text that no template has of its own.
 const PROBE: &str = "emel-probe";
@@ -27,14 +27,20 @@ pub(super) struct Forms {
 }
 
 impl Forms {
-    /// Asks a template.
-    pub(super) fn probe(template: &ChatTemplate) -> Self {
-        let shows = |conversation: &Conversation| {
-            let shown = template.render_as_is(conversation);
+    /// Asks a template. That it fails is an answer.
+    ///
+    /// # Errors
+    /// When it does not come to an end, as it then would not for any conversation.
+    pub(super) fn probe(template: &ChatTemplate) -> Result<Self, ChatError> {
+        let shows = |conversation: &Conversation| match template.render_as_is(conversation) {
             // A template that writes out whatever it gets writes Python.
-            shown.is_ok_and(|shown| {
-                shown.contains(PROBE) && !shown.contains("'type'") && !shown.contains("'probe'")
-            })
+            Ok(shown) => Ok(shown.contains(PROBE)
+                && !shown.contains("'type'")
+                && !shown.contains("'probe'")),
+            Err(error @ (ChatError::TooMuchWork { .. } | ChatError::TooMuchTime { .. })) => {
+                Err(error)
+            }
+            Err(_) => Ok(false),
         };
         let message = |role: &str, key: &str, value: Value| {
             let message = json!({"role": role, "content": "", key: value});
@@ -54,13 +60,13 @@ impl Forms {
             conversation.offer_tools(json!([{"type": "function", "function": offered}]));
             conversation
         };
-        let takes_object = shows(&call(json!({"probe": PROBE})));
+        let takes_object = shows(&call(json!({"probe": PROBE})))?;
         let takes_text = || shows(&call(json!({"probe": PROBE}).to_string().into()));
-        Self {
-            text: shows(&content(PROBE.into())),
-            parts: shows(&content(json!([text_part(PROBE)]))),
-            object_arguments: takes_object || !takes_text(),
-        }
+        Ok(Self {
+            text: shows(&content(PROBE.into()))?,
+            parts: shows(&content(json!([text_part(PROBE)])))?,
+            object_arguments: takes_object || !takes_text()?,
+        })
     }
 
     /// The conversation in a form that the template takes.

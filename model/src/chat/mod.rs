@@ -66,9 +66,11 @@ const FUEL_MAX: u64 = 1 << 26;
 const STACK_BYTES: usize = 8 << 20;
 const STACK_BYTES_PER_FUEL: usize = 8;
 
-/// How long a rendering may take; common ones take a millisecond. Fuel stops nearly all
-/// that would take longer, but minijinja joins lists (`a + a`) without it.
-const TIME_MAX: Duration = Duration::from_secs(20);
+/// How long a rendering may take, and how much longer for each MiB of the conversation;
+/// common ones take a millisecond. Fuel stops nearly all that would take longer, but
+/// minijinja joins lists (`a + a`) and writes them into texts (`a ~ ''`) without it.
+const SECONDS_MAX: u64 = 5;
+const SECONDS_PER_MIB: u64 = 1;
 
 /// The texts that templates refer to as `bos_token` and `eos_token`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -205,7 +207,13 @@ impl ChatTemplate {
     /// When the template refuses the conversation, asks for something that is not
     /// there, or takes more work than a conversation of this length should.
     pub fn render(&self, conversation: &Conversation) -> Result<String, ChatError> {
-        let forms = self.forms.get_or_init(|| Forms::probe(self));
+        let forms = match self.forms.get() {
+            Some(forms) => *forms,
+            None => {
+                let forms = Forms::probe(self)?;
+                *self.forms.get_or_init(|| forms)
+            }
+        };
         self.render_as_is(&forms.fit(conversation)?)
     }
 
@@ -227,7 +235,8 @@ impl ChatTemplate {
             }
         }
         let stack_bytes = STACK_BYTES + fuel as usize * STACK_BYTES_PER_FUEL;
-        on_a_thread(stack_bytes, move || {
+        let limit = Duration::from_secs(SECONDS_MAX + (bytes >> 20) * SECONDS_PER_MIB);
+        on_a_thread(stack_bytes, limit, move || {
             environment::template(&environment)
                 .and_then(|template| template.render(Serde(variables)))
                 .map_err(|error| ChatError::render(&error))
@@ -239,6 +248,7 @@ impl ChatTemplate {
 /// cannot be stopped, but nobody waits for it any longer.
 fn on_a_thread(
     stack_bytes: usize,
+    limit: Duration,
     render: impl FnOnce() -> Result<String, ChatError> + Send + 'static,
 ) -> Result<String, ChatError> {
     let (finished, rendered) = mpsc::sync_channel(1);
@@ -254,9 +264,9 @@ fn on_a_thread(
             let message = error.to_string();
             ChatError::Thread { message }
         })?;
-    match rendered.recv_timeout(TIME_MAX) {
+    match rendered.recv_timeout(limit) {
         Ok(prompt) => prompt,
-        Err(mpsc::RecvTimeoutError::Timeout) => Err(ChatError::TooMuchTime { limit: TIME_MAX }),
+        Err(mpsc::RecvTimeoutError::Timeout) => Err(ChatError::TooMuchTime { limit }),
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => unreachable!("the thread sends before it ends"),

@@ -122,7 +122,10 @@ fn messages_may_come_from_standard_input() {
 #[test]
 fn messages_and_templates_that_make_no_prompt_are_refused() {
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+    let doubled = "{% set n = namespace(s=[1]) %}{% for i in range(60) %}\
+                   {% set n.s = n.s + n.s %}{% endfor %}";
     for (messages, source, expected) in [
+        (HELLO, doubled, "has not come to an end in 5 s"),
         ("[{", "x", "not JSON"),
         ("[]", "x", "`messages` is []"),
         (r#"[{"role": "me"}]"#, "x", "messages[0].role is \"me\""),
