@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use emel_loader::gguf::{self, Catalog};
 use emel_model::chat::{
     CHATML, ChatError, ChatTemplate, Conversation, ConversationError, SpecialTexts,
-    assistant_message,
+    assistant_message, prompt_ids,
 };
+use emel_model::tokenizer::Tokenizer;
 use emel_tests::fixtures::{fixture, json};
 use serde::Deserialize;
 use serde_json::Value;
@@ -277,6 +279,26 @@ fn wrong_messages_are_refused_by_their_place() {
     let deep = "[".repeat(100_000);
     let error = Conversation::from_json(&deep).unwrap_err();
     assert!(matches!(error, ConversationError::Json { .. }));
+}
+
+#[test]
+fn a_prompt_begins_with_bos_once_and_ends_without_eos() {
+    let tokenizer = |adds: bool| {
+        let mut catalog = Catalog::open(fixture("arch/llama.gguf")).unwrap();
+        let metadata = catalog.metadata_mut();
+        for key in ["add_bos_token", "add_eos_token"] {
+            let flag = gguf::Value::Bool(adds);
+            metadata.insert(format!("tokenizer.ggml.{key}"), flag);
+        }
+        Tokenizer::from_metadata(metadata).unwrap()
+    };
+    let adding = tokenizer(true);
+    let bos = adding.bos().unwrap();
+    let written = prompt_ids(&adding, "<|im_start|>hello");
+    assert_eq!(written, prompt_ids(&adding, "hello"));
+    assert_eq!(written, [bos, 255, 92, 92, 95]);
+    assert_eq!(prompt_ids(&tokenizer(false), "hello"), written[1..]);
+    assert_eq!(SpecialTexts::of(&adding).bos.unwrap(), "<|im_start|>");
 }
 
 #[test]
