@@ -4,6 +4,8 @@
 
 mod activations;
 pub mod arch;
+#[cfg(feature = "chat")]
+pub mod chat;
 pub mod error;
 pub mod forward;
 pub mod hyperparameters;

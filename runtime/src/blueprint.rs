@@ -12,6 +12,8 @@ use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
 use emel_loader::reader::Backend;
 use emel_model::arch;
+#[cfg(feature = "chat")]
+use emel_model::chat::ChatTemplates;
 use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
@@ -94,6 +96,9 @@ pub struct Blueprint {
     pub program: Program,
     /// Text to token ids and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// The form of a conversation.
+    #[cfg(feature = "chat")]
+    pub chat_templates: ChatTemplates,
     /// Where the memory goes.
     pub plan: Plan,
     /// Tokens a request may have.
@@ -150,6 +155,9 @@ impl Blueprint {
                 source,
             }
         })?;
+        #[cfg(feature = "chat")]
+        let chat_templates = ChatTemplates::read(catalog.metadata(), &tokenizer)
+            .map_err(|source| Error::model(path, source.into()))?;
         catalog.metadata_mut().drop_arrays();
         if tokenizer.vocabulary_size() > program.vocabulary() {
             return Err(Error::model(
@@ -206,6 +214,8 @@ impl Blueprint {
             notices,
             catalog,
             program,
+            #[cfg(feature = "chat")]
+            chat_templates,
             tokenizer: Arc::new(tokenizer),
         })
     }

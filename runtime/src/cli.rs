@@ -1,7 +1,12 @@
 //! What the commands `emel-run` and `emel` share: options, progress and exit codes.
 
+pub mod conversation;
+pub mod info;
+pub mod render;
 pub mod sampling;
+pub mod template;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, IsTerminal, Read, Write};
@@ -19,7 +24,7 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, Pro
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::{RamBudget, in_binary_units};
 use crate::error::Error;
-use crate::{Backend, Engine, KvType};
+use crate::{Backend, Engine, KvType, Usage};
 
 /// Work that takes longer shows its progress.
 const QUIET_TIME: Duration = Duration::from_secs(1);
@@ -88,7 +93,7 @@ pub enum KvName {
 
 /// Where a command's text comes from.
 #[derive(Debug, Clone, Args)]
-#[group(required = true, multiple = false)]
+#[group(id = "text", multiple = false)]
 pub struct TextSource {
     /// The text; special tokens in it, such as <|im_end|>, are recognised
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -130,9 +135,13 @@ impl TextSource {
         match (&self.prompt, &self.file) {
             (Some(text), _) => Ok(text.clone()),
             (None, Some(path)) => read_text(path),
-            // clap sees to it that one of the two is given.
             (None, None) => Ok(String::new()),
         }
+    }
+
+    /// Whether there is a text.
+    pub fn is_given(&self) -> bool {
+        self.prompt.is_some() || self.file.is_some()
     }
 }
 
@@ -262,6 +271,7 @@ fn bar(what: &'static str) -> ProgressBar {
 /// A spinner on standard error, which appears after a second.
 pub fn spinner(what: &'static str) -> ProgressBar {
     let bar = hidden_bar();
+    bar.set_style(ProgressStyle::default_spinner());
     bar.set_message(what);
     show_later(&bar);
     bar
@@ -288,6 +298,17 @@ fn show_later(bar: &ProgressBar) {
     });
 }
 
+/// Says so if an answer ended because the context was full.
+pub fn note_full_context(usage: &Usage, max_tokens: usize, context: usize) {
+    // The last token of an answer needs no place in the context.
+    let is_full = usage.prompt_tokens + usage.generated_tokens > context;
+    if is_full && usage.generated_tokens < max_tokens {
+        notice(&format!(
+            "stopped because the context of {context} tokens is full; -c sets a longer one"
+        ));
+    }
+}
+
 /// Tells the user something that is no error.
 pub fn notice(text: &str) {
     tell(&format!("note: {}", one_line(text)));
@@ -301,7 +322,8 @@ pub fn tell(line: &str) {
 /// The command's options. Wrong ones end the process with one line on standard error
 /// and status 2; `--help` and `--version` end it with their text on standard output.
 pub fn parse<O: Parser>() -> O {
-    O::try_parse().unwrap_or_else(|error| {
+    let arguments = spelt_out(std::env::args_os().collect());
+    O::try_parse_from(arguments).unwrap_or_else(|error| {
         if !error.use_stderr()
             || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
         {
@@ -310,6 +332,39 @@ pub fn parse<O: Parser>() -> O {
         tell(&one_line(&usage_message(&error.render().to_string())));
         std::process::exit(EXIT_USAGE.into());
     })
+}
+
+/// llama.cpp's options of several letters after one dash, spelt out.
+fn spelt_out(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    const SHORT: [(&str, &str); 5] = [
+        ("-cnv", "--conversation"),
+        ("-no-cnv", "--no-conversation"),
+        ("-sys", "--system-prompt"),
+        ("-sysf", "--system-prompt-file"),
+        ("-st", "--single-turn"),
+    ];
+    // What follows one of these is its value, whatever it looks like.
+    const WITH_TEXT: [&str; 8] = [
+        "-p",
+        "--prompt",
+        "-f",
+        "--file",
+        "--system-prompt",
+        "--system-prompt-file",
+        "--chat-template",
+        "--dry-sequence-breaker",
+    ];
+    for index in 1..arguments.len() {
+        if arguments[index] == "--" {
+            break;
+        }
+        let is_value = WITH_TEXT.iter().any(|&text| arguments[index - 1] == text);
+        let long = SHORT.iter().find(|(short, _)| arguments[index] == *short);
+        if let Some((_, long)) = long.filter(|_| !is_value) {
+            arguments[index] = long.into();
+        }
+    }
+    arguments
 }
 
 /// clap's message without its usage text, its paragraphs joined.
@@ -330,6 +385,7 @@ fn usage_message(rendered: &str) -> String {
 /// has left early is no error.
 pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let outcome = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
         .build()
         .context("cannot start")
         .and_then(|runtime| runtime.block_on(command));
@@ -399,6 +455,19 @@ mod tests {
         assert_eq!(
             one_line("a\nb\x1b[31m\u{202e}c é"),
             "a\\nb\\u{1b}[31m\\u{202e}c é"
+        );
+    }
+
+    #[test]
+    fn options_of_several_letters_are_spelt_out_unless_they_are_values() {
+        let spelt = |line: &str| {
+            let words = spelt_out(line.split(' ').map(OsString::from).collect());
+            let words: Vec<_> = words.iter().filter_map(|word| word.to_str()).collect();
+            words.join(" ")
+        };
+        assert_eq!(
+            spelt("emel-run m -cnv -sys -st -st -p -cnv -- -cnv"),
+            "emel-run m --conversation --system-prompt -st --single-turn -p -cnv -- -cnv"
         );
     }
 

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use emel_loader::reader::Backend;
+#[cfg(feature = "chat")]
+use emel_model::chat::ChatTemplates;
 use emel_model::kv_cache::KvType;
 use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::Tokenizer;
@@ -42,6 +44,9 @@ pub(crate) struct Shared {
 pub struct Description {
     /// Text to token ids and back.
     pub tokenizer: Arc<Tokenizer>,
+    /// The form of a conversation.
+    #[cfg(feature = "chat")]
+    pub chat_templates: ChatTemplates,
     /// Tokens a request may have, prompt included.
     pub context: usize,
     /// Tokens in the vocabulary, as many as a row of logits has.

@@ -34,6 +34,8 @@ mod usage;
 pub use blueprint::{Io, Settings};
 pub use budget::RamBudget;
 pub use emel_loader::reader::Backend;
+#[cfg(feature = "chat")]
+pub use emel_model::chat;
 pub use emel_model::kv_cache::KvType;
 pub use emel_model::sampler::{Mirostat, SamplerOptions, Stage};
 pub use engine::{Builder, Description, Engine};

@@ -137,6 +137,8 @@ async fn build(
     let tokenizer = Arc::clone(&blueprint.tokenizer);
     let description = Description {
         tokenizer: Arc::clone(&tokenizer),
+        #[cfg(feature = "chat")]
+        chat_templates: blueprint.chat_templates.clone(),
         context: blueprint.context,
         vocabulary: blueprint.program.vocabulary(),
         backend,

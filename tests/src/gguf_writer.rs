@@ -264,6 +264,15 @@ impl GgufWriter {
         self
     }
 
+    /// Puts the tensors into the order of a key, made from their place so far and their name.
+    #[must_use]
+    pub fn sort_tensors_by_key<K: Ord>(mut self, key: impl Fn(usize, &str) -> K) -> Self {
+        let mut keyed: Vec<_> = self.tensors.into_iter().enumerate().collect();
+        keyed.sort_by_cached_key(|(index, (tensor, _))| key(*index, &tensor.name));
+        self.tensors = keyed.into_iter().map(|(_, tensor)| tensor).collect();
+        self
+    }
+
     /// Takes out the tensors whose name ends so, which are of F32; their names and numbers.
     pub fn take_f32(&mut self, suffix: &str) -> Vec<(String, Vec<f32>)> {
         self.tensors

@@ -113,24 +113,60 @@ fn recurrent_and_latent_layers_give_the_same_bits_however_they_are_run() {
 }
 
 #[test]
-fn a_model_in_shards_gives_the_bits_of_the_whole() {
-    let model = fixture("arch/llama-untied.gguf");
+fn a_model_gives_the_same_bits_however_its_file_is_laid_out() {
+    let reversed: Order = |index, _| (u64::MAX - index as u64, String::new());
+    let by_name: Order = |_, name| (0, name.to_owned());
+    let shuffled: Order = |_, name| (hash(name), String::new());
     let folder = tempfile::tempdir().unwrap();
     let tokens: Vec<u32> = (0..40).map(|index| index * 29 % 384).collect();
-    let run = |path: &Path| {
-        let mut small = settings(0, tokens.len());
-        small.all_logits = true;
-        small.ram_budget = RamBudget::Bytes(smallest_budget(path, &small));
-        fingerprint(path, &small, std::slice::from_ref(&tokens))
-    };
-    let expected = run(&model);
-    for first_holds_tensors in [true, false] {
-        let name = format!("whole-{first_holds_tensors}");
-        let shards = GgufWriter::copy_of(&model)
-            .write_shards(folder.path(), &name, 3, first_holds_tensors)
-            .unwrap();
-        assert_eq!(run(&shards[0]), expected, "{name}");
+    for name in ["llama-untied", "gemma3"] {
+        let model = fixture(&format!("arch/{name}.gguf"));
+        let run = |path: &Path, backend| {
+            let mut small = settings(0, tokens.len());
+            small.all_logits = true;
+            small.io = Io::Only(backend);
+            small.ram_budget = RamBudget::Bytes(smallest_budget(path, &small));
+            fingerprint(path, &small, std::slice::from_ref(&tokens))
+        };
+        let expected = run(&model, READERS[0]);
+        let orders = [
+            ("reversed", reversed),
+            ("by name", by_name),
+            ("shuffled", shuffled),
+        ];
+        for (order_name, order) in orders {
+            for alignment in [None, Some(8), Some(64), Some(4096)] {
+                let what = format!("{name} {order_name} {alignment:?}");
+                let mut copy = GgufWriter::copy_of(&model)
+                    .without("general.alignment")
+                    .sort_tensors_by_key(order);
+                if let Some(alignment) = alignment {
+                    copy = copy.alignment(alignment);
+                }
+                let path = folder.path().join("copy.gguf");
+                copy.write(&path).unwrap();
+                for &backend in READERS.iter() {
+                    assert_eq!(run(&path, backend), expected, "{what} {backend:?}");
+                }
+                for first_holds_tensors in [true, false] {
+                    let shards = copy
+                        .write_shards(folder.path(), "shards", 3, first_holds_tensors)
+                        .unwrap();
+                    let found = run(&shards[0], READERS[0]);
+                    assert_eq!(found, expected, "{what} in shards");
+                }
+            }
+        }
     }
+}
+
+/// Where a tensor goes in a file, by its place before and its name.
+type Order = fn(usize, &str) -> (u64, String);
+
+fn hash(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[test]

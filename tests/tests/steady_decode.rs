@@ -68,7 +68,10 @@ fn check(model: &Path, backend: Backend) {
             }
             if generated == WARM_UP_TOKENS + COUNTED_TOKENS {
                 let calls = ALLOCATOR.calls() - before;
-                assert_eq!(calls, 0, "allocations in {COUNTED_TOKENS} tokens, {backend:?}");
+                assert_eq!(
+                    calls, 0,
+                    "allocations in {COUNTED_TOKENS} tokens, {backend:?}"
+                );
             }
         }
         assert_eq!(generated, TOKENS);

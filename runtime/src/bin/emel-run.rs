@@ -1,13 +1,14 @@
-//! `emel-run`: continues a text.
+//! `emel-run`: continues a text, or holds a conversation.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
+use clap::{ArgGroup, Parser};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
+use emel::cli::conversation::{self, ConversationOptions};
 use emel::cli::sampling::SamplingOptions;
 use emel::cli::{self, ModelOptions, TextSource};
 use emel::{Prompt, Request, Usage};
@@ -17,6 +18,9 @@ use emel::{Prompt, Request, Usage};
 /// standard error.
 #[derive(Debug, Parser)]
 #[command(version, name = "emel-run")]
+#[command(group(
+    ArgGroup::new("task").args(["prompt", "file", "conversation"]).required(true).multiple(true)
+))]
 struct Options {
     #[command(flatten)]
     model: ModelOptions,
@@ -24,9 +28,13 @@ struct Options {
     #[command(flatten)]
     text: TextSource,
 
+    #[command(flatten)]
+    conversation: ConversationOptions,
+
     /// Tokens to generate; -1 goes on until the model ends or the context is full
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
-    predict: i64,
+    /// [default: 128, in a conversation -1]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    predict: Option<i64>,
 
     /// Tokens in the context [default: 4096, or what the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
@@ -34,7 +42,7 @@ struct Options {
 
     /// Keep the session in a file: what it already holds of the prompt is not computed
     /// again; prompt and answer are saved to it at the end
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "conversation")]
     session: Option<PathBuf>,
 
     /// Print statistics to standard error
@@ -55,21 +63,59 @@ fn main() -> ExitCode {
 
 async fn run(options: Options) -> anyhow::Result<()> {
     let mut sampler = options.sampling.sampler()?;
+    options.conversation.check()?;
     let text = options.text.read()?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     settings.sampler = Some(sampler.clone());
     let blueprint = Blueprint::new(&options.model.model, settings)?;
-    // Whatever can be refused is refused here: loading may take minutes.
-    let ids = blueprint.prompt_ids(Prompt::Text(text))?;
+    let sampling = &options.sampling;
+    sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
+    let is_conversation = options.conversation.conversation;
+    let predict = options
+        .predict
+        .unwrap_or(if is_conversation { -1 } else { 128 });
+    let mut request = Request::new(Vec::new()).sampler(sampler);
+    request.max_tokens = usize::try_from(predict).unwrap_or(usize::MAX);
+    request.ignore_eos = sampling.ignore_eos;
+    if !is_conversation {
+        // Whatever can be refused is refused here: loading may take minutes.
+        request.prompt = blueprint.prompt_ids(Prompt::Text(text.clone()))?.into();
+    }
     let statistics = options
         .stats_json
         .as_deref()
         .map(|path| cli::create_output(path, &blueprint.catalog, "statistics"))
         .transpose()?;
-    let sampling = &options.sampling;
-    sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
-    let session = options.session.as_deref();
+    let mut last_usage = None;
+    let on_usage = |usage: &Usage| {
+        if options.stats {
+            print_statistics(usage);
+        }
+        last_usage = Some(usage.clone());
+    };
+    if is_conversation {
+        let first = options.text.is_given().then_some(text);
+        conversation::run(&options.conversation, first, blueprint, request, on_usage).await?;
+    } else {
+        continue_text(blueprint, request, options.session.as_deref(), on_usage).await?;
+    }
+    if let (Some(usage), Some(mut file), Some(path)) = (last_usage, statistics, &options.stats_json)
+    {
+        let json = serde_json::to_string_pretty(&usage)? + "\n";
+        file.write_all(json.as_bytes())
+            .with_context(|| format!("{}: cannot write statistics", path.display()))?;
+    }
+    Ok(())
+}
+
+async fn continue_text(
+    blueprint: Blueprint,
+    request: Request,
+    session: Option<&Path>,
+    mut on_usage: impl FnMut(&Usage),
+) -> anyhow::Result<()> {
+    let max_tokens = request.max_tokens;
     let saved = session.filter(|path| path.exists());
     if let Some(path) = session {
         blueprint.check_session(path)?;
@@ -79,10 +125,6 @@ async fn run(options: Options) -> anyhow::Result<()> {
         Some(path) => engine.restore_session(path).await?,
         None => 0,
     };
-
-    let mut request = Request::new(ids).sampler(sampler);
-    request.max_tokens = usize::try_from(options.predict).unwrap_or(usize::MAX);
-    request.ignore_eos = sampling.ignore_eos;
     let spinner = cli::spinner("reading the prompt");
     let mut stream = engine.generate(request).await?;
     while let Some(token) = stream.next().await {
@@ -102,14 +144,8 @@ async fn run(options: Options) -> anyhow::Result<()> {
                 usage.resumed_tokens
             ));
         }
-        if options.stats {
-            print_statistics(usage);
-        }
-        if let (Some(mut file), Some(path)) = (statistics, &options.stats_json) {
-            let json = serde_json::to_string_pretty(usage)? + "\n";
-            file.write_all(json.as_bytes())
-                .with_context(|| format!("{}: cannot write statistics", path.display()))?;
-        }
+        cli::note_full_context(usage, max_tokens, engine.description().context);
+        on_usage(usage);
     }
     Ok(())
 }

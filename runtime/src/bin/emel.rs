@@ -8,9 +8,11 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
+use emel::cli::info::{self, InfoOptions};
+use emel::cli::render::{self, RenderOptions};
 use emel::cli::{self, ModelOptions, TextSource};
 use emel::{Prompt, SamplerOptions};
 use emel_loader::gguf::Catalog;
@@ -29,10 +31,14 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Print what a model's file holds, and whether it runs
+    Info(InfoOptions),
     /// Print where the memory of a run would go, without running
     Plan(PlanOptions),
     /// Print the token ids of a text
     Tokenize(TokenizeOptions),
+    /// Print the prompt that a conversation becomes
+    Render(RenderOptions),
     /// Score a text: log-probabilities of its tokens under the model
     Eval(EvalOptions),
 }
@@ -52,6 +58,7 @@ struct PlanOptions {
 }
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("task").args(["prompt", "file"]).required(true)))]
 struct TokenizeOptions {
     /// The model: a GGUF file, or the first of its shards
     model: PathBuf,
@@ -115,8 +122,10 @@ fn main() -> ExitCode {
     let options: Options = cli::parse();
     cli::run(async {
         match options.command {
+            Command::Info(options) => info::run(&options),
             Command::Plan(options) => plan(&options),
             Command::Tokenize(options) => tokenize(&options),
+            Command::Render(options) => render::run(&options),
             Command::Eval(options) => eval(options).await,
         }
     })

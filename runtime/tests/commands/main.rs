@@ -7,7 +7,10 @@
 
 mod bad_model;
 mod bad_option;
+mod conversation;
+mod info;
 mod model;
+mod render;
 mod result;
 mod session;
 

@@ -1,0 +1,289 @@
+//! A conversation as the OpenAI API writes it.
+
+use serde_json::{Map, Value, json};
+
+/// Who may speak.
+const ROLES: [&str; 6] = [
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+];
+
+/// Messages that are none, or not in the form of the OpenAI API.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConversationError {
+    /// The text is no JSON.
+    #[error("not JSON: {message}; expected an array of messages or an object with `messages`")]
+    Json {
+        /// What the parser says, with line and column.
+        message: String,
+    },
+    /// Something is not what the API puts there.
+    #[error("{place} is {found}, expected {expected}")]
+    Form {
+        /// Where, as in `messages[2].role`.
+        place: String,
+        /// What is there.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
+}
+
+/// What was said so far, and what the template is told besides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Conversation {
+    messages: Vec<Map<String, Value>>,
+    tools: Option<Value>,
+    documents: Option<Value>,
+    variables: Map<String, Value>,
+    /// Whether the prompt ends with the beginning of an answer.
+    pub add_generation_prompt: bool,
+}
+
+impl Default for Conversation {
+    fn default() -> Self {
+        Self {
+            messages: Vec::new(),
+            tools: None,
+            documents: None,
+            variables: Map::new(),
+            add_generation_prompt: true,
+        }
+    }
+}
+
+impl Conversation {
+    /// Reads an array of messages, or an object with `messages` and, if wanted,
+    /// `tools`, `documents`, `add_generation_prompt` (else true) and
+    /// `chat_template_kwargs`, the template's own variables. Other keys of a request
+    /// are passed over.
+    ///
+    /// # Errors
+    /// When the text is no JSON, or a message, role or content is none of the API's.
+    pub fn from_json(text: &str) -> Result<Self, ConversationError> {
+        let parsed = serde_json::from_str(text).map_err(|error| ConversationError::Json {
+            message: error.to_string(),
+        })?;
+        let mut request = match parsed {
+            Value::Object(request) => request,
+            messages @ Value::Array(_) => Map::from_iter([("messages".to_owned(), messages)]),
+            other => {
+                let expected = "an array of messages or an object with `messages`";
+                return Err(form("the JSON", &other, expected));
+            }
+        };
+        let mut take = |key: &str| request.remove(key).filter(|value| !value.is_null());
+        let mut conversation = Self::default();
+        match take("messages") {
+            Some(Value::Array(messages)) if !messages.is_empty() => {
+                for (index, message) in messages.into_iter().enumerate() {
+                    let place = format!("messages[{index}]");
+                    conversation
+                        .messages
+                        .push(checked_message(&place, message)?);
+                }
+            }
+            other => {
+                let found = other.unwrap_or_default();
+                return Err(form(
+                    "`messages`",
+                    &found,
+                    "an array of one message or more",
+                ));
+            }
+        }
+        conversation.tools = objects("tools", take("tools"))?;
+        conversation.documents = objects("documents", take("documents"))?;
+        match take("add_generation_prompt") {
+            None => {}
+            Some(Value::Bool(flag)) => conversation.add_generation_prompt = flag,
+            Some(other) => return Err(form("`add_generation_prompt`", &other, "true or false")),
+        }
+        match take("chat_template_kwargs") {
+            None => {}
+            Some(Value::Object(variables)) => conversation.variables = variables,
+            Some(other) => return Err(form("`chat_template_kwargs`", &other, "an object")),
+        }
+        Ok(conversation)
+    }
+
+    /// Adds a message of text.
+    pub fn push(&mut self, role: &str, content: &str) {
+        let message = [("role", role), ("content", content)];
+        let message = message.map(|(key, text)| (key.to_owned(), text.into()));
+        self.messages.push(Map::from_iter(message));
+    }
+
+    /// Adds a message as the API writes it.
+    pub fn push_message(&mut self, message: Map<String, Value>) {
+        self.messages.push(message);
+    }
+
+    /// Takes the last message back.
+    pub fn pop(&mut self) -> Option<Map<String, Value>> {
+        self.messages.pop()
+    }
+
+    /// The messages, as the API writes them.
+    pub fn messages(&self) -> &[Map<String, Value>] {
+        &self.messages
+    }
+
+    pub(super) fn messages_mut(&mut self) -> &mut [Map<String, Value>] {
+        &mut self.messages
+    }
+
+    /// Forgets all messages.
+    pub fn clear(&mut self) {
+        self.messages.clear();
+    }
+
+    /// Whether tools are offered.
+    pub fn has_tools(&self) -> bool {
+        let tools = self.tools.as_ref().and_then(Value::as_array);
+        tools.is_some_and(|tools| !tools.is_empty())
+    }
+
+    pub(super) fn offer_tools(&mut self, tools: Value) {
+        self.tools = Some(tools);
+    }
+
+    /// The template's variables. Absent tools and documents are `none`, as in
+    /// transformers.
+    pub(super) fn variables(&self) -> Map<String, Value> {
+        let mut variables = self.variables.clone();
+        let messages = self.messages.iter().cloned().map(Value::Object).collect();
+        variables.insert("messages".to_owned(), Value::Array(messages));
+        variables.insert("tools".to_owned(), self.tools.clone().into());
+        variables.insert("documents".to_owned(), self.documents.clone().into());
+        let flag = self.add_generation_prompt.into();
+        variables.insert("add_generation_prompt".to_owned(), flag);
+        variables
+    }
+
+    /// About how large it is.
+    pub(super) fn bytes(&self) -> usize {
+        let messages = self.messages.iter().flat_map(Map::iter);
+        let named = messages.chain(&self.variables);
+        let values = self.tools.iter().chain(&self.documents);
+        let named: usize = named.map(|(key, value)| key.len() + bytes(value)).sum();
+        named + values.map(bytes).sum::<usize>()
+    }
+}
+
+/// The message that an answer becomes. Models that write in channels (gpt-oss) put
+/// their thoughts before the answer proper; their templates want them apart.
+pub fn assistant_message(answer: &str) -> Map<String, Value> {
+    const ANALYSIS: &str = "<|channel|>analysis<|message|>";
+    const FINAL: &str = "<|channel|>final<|message|>";
+    let mut message = Map::from_iter([("role".to_owned(), "assistant".into())]);
+    let (before, content) = match answer.split_once(FINAL) {
+        Some(parts) => parts,
+        None if answer.starts_with(ANALYSIS) => (answer, ""),
+        None => ("", answer),
+    };
+    message.insert("content".to_owned(), content.into());
+    if let Some((_, thoughts)) = before.split_once(ANALYSIS) {
+        let thoughts = thoughts.split("<|end|>").next().unwrap_or_default();
+        message.insert("thinking".to_owned(), thoughts.into());
+    }
+    message
+}
+
+fn checked_message(place: &str, message: Value) -> Result<Map<String, Value>, ConversationError> {
+    let Value::Object(message) = message else {
+        return Err(form(place, &message, "an object with `role` and `content`"));
+    };
+    let role = message.get("role").unwrap_or(&Value::Null);
+    if !role.as_str().is_some_and(|role| ROLES.contains(&role)) {
+        let expected = format!("one of {}", ROLES.join(", "));
+        return Err(form(&format!("{place}.role"), role, &expected));
+    }
+    match message.get("content") {
+        None | Some(Value::Null | Value::String(_)) => {}
+        Some(Value::Array(parts)) => {
+            for (index, part) in parts.iter().enumerate() {
+                check_part(&format!("{place}.content[{index}]"), part)?;
+            }
+        }
+        Some(other) => {
+            let expected = "a string, null or an array of parts";
+            return Err(form(&format!("{place}.content"), other, expected));
+        }
+    }
+    if let Some(calls) = message.get("tool_calls").filter(|calls| !calls.is_null()) {
+        let has_name = |call: &Value| {
+            let function = call.get("function").unwrap_or(call);
+            function.get("name").is_some_and(Value::is_string)
+        };
+        let calls_found = calls.as_array();
+        if !calls_found.is_some_and(|calls| calls.iter().all(has_name)) {
+            let expected = "an array of calls with `function` and its `name`";
+            return Err(form(&format!("{place}.tool_calls"), calls, expected));
+        }
+    }
+    Ok(message)
+}
+
+fn check_part(place: &str, part: &Value) -> Result<(), ConversationError> {
+    let kind = part.get("type").and_then(Value::as_str);
+    let text = part.get("text").is_some_and(Value::is_string);
+    if kind.is_none() || (kind == Some("text") && !text) {
+        let expected = "a part such as {\"type\": \"text\", \"text\": …}";
+        return Err(form(place, part, expected));
+    }
+    Ok(())
+}
+
+fn objects(key: &str, found: Option<Value>) -> Result<Option<Value>, ConversationError> {
+    let Some(found) = found else { return Ok(None) };
+    let are_objects = |items: &Vec<Value>| items.iter().all(Value::is_object);
+    if found.as_array().is_some_and(are_objects) {
+        Ok(Some(found))
+    } else {
+        Err(form(&format!("`{key}`"), &found, "an array of objects"))
+    }
+}
+
+pub(super) fn form(place: &str, found: &Value, expected: &str) -> ConversationError {
+    /// What is shown of a value.
+    const FOUND_CHARACTERS: usize = 60;
+    let text = found.to_string();
+    let mut shown: String = text.chars().take(FOUND_CHARACTERS).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    ConversationError::Form {
+        place: place.to_owned(),
+        found: if found.is_null() {
+            "missing".to_owned()
+        } else {
+            shown
+        },
+        expected: expected.to_owned(),
+    }
+}
+
+fn bytes(value: &Value) -> usize {
+    /// About what the punctuation and a short value take.
+    const VALUE_BYTES: usize = 8;
+    match value {
+        Value::String(text) => VALUE_BYTES + text.len(),
+        Value::Array(items) => VALUE_BYTES + items.iter().map(bytes).sum::<usize>(),
+        Value::Object(items) => items
+            .iter()
+            .map(|(key, value)| key.len() + bytes(value))
+            .sum(),
+        _ => VALUE_BYTES,
+    }
+}
+
+/// A part of a message that is text.
+pub(super) fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}

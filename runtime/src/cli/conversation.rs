@@ -1,0 +1,355 @@
+//! `emel-run -cnv`: a conversation in the terminal, or with lines from a pipe.
+
+use std::future::poll_fn;
+use std::io::{self, BufRead, IsTerminal, Read};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::Poll;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use emel_model::chat::{ChatTemplate, Conversation, assistant_message, prompt_ids};
+use futures_core::Stream;
+use rustyline::DefaultEditor;
+use rustyline::error::ReadlineError;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::template::TemplateOptions;
+use super::{
+    OutputError, TEXT_BYTES_MAX, message, note_full_context, notice, one_line, print, read_text,
+    spinner, start, tell,
+};
+use crate::blueprint::Blueprint;
+use crate::{Engine, Error, Prompt, Request, Token, TokenStream, Usage};
+
+/// What begins the line that the user writes.
+const PROMPT: &str = "> ";
+
+/// Options of a conversation, by llama.cpp's names.
+#[derive(Debug, Clone, Args)]
+pub struct ConversationOptions {
+    /// Hold a conversation, in the form of the model's chat template; a text is its first
+    /// message [short: -cnv]
+    #[arg(long)]
+    pub conversation: bool,
+
+    /// Continue the text as it is, which is the default [short: -no-cnv]
+    #[arg(long, conflicts_with = "conversation")]
+    pub no_conversation: bool,
+
+    /// System prompt, which a conversation begins with [short: -sys]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        requires = "conversation"
+    )]
+    pub system_prompt: Option<String>,
+
+    /// A file that holds what a conversation begins with [short: -sysf]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "system_prompt",
+        requires = "conversation"
+    )]
+    pub system_prompt_file: Option<PathBuf>,
+
+    /// End after one answer [short: -st]
+    #[arg(long, requires = "conversation")]
+    pub single_turn: bool,
+
+    #[command(flatten)]
+    template: TemplateOptions,
+}
+
+impl ConversationOptions {
+    /// Checks what clap cannot.
+    ///
+    /// # Errors
+    /// When there is a template and no conversation.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.conversation || !self.template.is_given() {
+            return Ok(());
+        }
+        Err(Error::Setting {
+            setting: "--chat-template",
+            found: "given for a text that is continued as it is".to_owned(),
+            expected: "--conversation (-cnv) with it".to_owned(),
+        })
+    }
+
+    fn system(&self) -> anyhow::Result<Option<String>> {
+        match (&self.system_prompt, &self.system_prompt_file) {
+            (Some(text), _) => Ok(Some(text.clone())),
+            (None, Some(path)) => Ok(Some(read_text(path)?)),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// Talks until the input ends. `request` says how answers are made; its prompt is not
+/// used. `first` is the first message, if it is known already. `on_usage` is told what
+/// each answer cost.
+///
+/// # Errors
+/// When the model cannot be started, standard output is closed, or, where nobody is at
+/// the keyboard, a message was not answered.
+pub async fn run(
+    options: &ConversationOptions,
+    first: Option<String>,
+    blueprint: Blueprint,
+    request: Request,
+    mut on_usage: impl FnMut(&Usage),
+) -> anyhow::Result<()> {
+    let template = options
+        .template
+        .compile(&blueprint.path, &blueprint.chat_templates, false)?;
+    let mut talk = Talk {
+        template,
+        request,
+        system: options.system()?,
+        conversation: Conversation::default(),
+    };
+    talk.clear();
+    let mut next = first;
+    if let Some(text) = &next {
+        // Whatever can be refused is refused here: loading may take minutes.
+        talk.conversation.push("user", text);
+        let prompt = talk.template.render(&talk.conversation)?;
+        blueprint.prompt_ids(Prompt::Tokens(prompt_ids(&blueprint.tokenizer, &prompt)))?;
+        talk.conversation.pop();
+    }
+    let engine = start(blueprint).await?;
+    let mut interrupts =
+        signal(SignalKind::interrupt()).context("cannot be told of interrupts (Ctrl-C)")?;
+    let mut input = Input::open(next.as_deref())?;
+    let mut unanswered = 0;
+    loop {
+        let text = match next.take() {
+            Some(text) => text,
+            None => match input.message(&mut interrupts).await? {
+                Some(text) => text,
+                None => break,
+            },
+        };
+        match text.trim() {
+            "" => continue,
+            "/exit" => break,
+            "/clear" => {
+                talk.clear();
+                continue;
+            }
+            _ => {}
+        }
+        talk.conversation.push("user", &text);
+        let answered = talk.answer(&engine, &mut interrupts, &mut on_usage).await;
+        if let Err(error) = answered {
+            if options.single_turn || error.is::<OutputError>() {
+                return Err(error);
+            }
+            talk.conversation.pop();
+            unanswered += 1;
+            tell(&format!("error: {}", one_line(&message(&error))));
+        }
+        if options.single_turn {
+            break;
+        }
+    }
+    if unanswered > 0 && !input.is_terminal() {
+        bail!("{unanswered} messages were not answered; the lines above say why");
+    }
+    Ok(())
+}
+
+/// A conversation and how it goes on.
+struct Talk {
+    template: ChatTemplate,
+    request: Request,
+    system: Option<String>,
+    conversation: Conversation,
+}
+
+impl Talk {
+    /// Starts over.
+    fn clear(&mut self) {
+        self.conversation.clear();
+        if let Some(system) = &self.system {
+            self.conversation.push("system", system);
+        }
+    }
+
+    /// Prints the answer to the last message and takes it up into the conversation. An
+    /// interrupt stops it; what was said by then stays.
+    async fn answer(
+        &mut self,
+        engine: &Engine,
+        interrupts: &mut Signal,
+        on_usage: &mut impl FnMut(&Usage),
+    ) -> anyhow::Result<()> {
+        // What was pressed at the keyboard's own line is not meant for this answer.
+        is_interrupted(interrupts).await;
+        let prompt = self.template.render(&self.conversation)?;
+        let description = engine.description();
+        let mut request = self.request.clone();
+        request.prompt = prompt_ids(&description.tokenizer, &prompt).into();
+        let max_tokens = request.max_tokens;
+        let waiting = spinner("reading the prompt");
+        let mut stream = engine.generate(request).await.map_err(longer_than)?;
+        let mut answer = String::new();
+        let stopped = loop {
+            match next_token(&mut stream, interrupts).await {
+                Event::Token(token) => {
+                    waiting.finish_and_clear();
+                    print(&token.text)?;
+                    answer.push_str(&token.text);
+                }
+                Event::Failed(error) => {
+                    waiting.finish_and_clear();
+                    return Err(error.into());
+                }
+                Event::Over => break false,
+                Event::Interrupted => break true,
+            }
+        };
+        waiting.finish_and_clear();
+        print("\n")?;
+        if let Some(usage) = stream.usage() {
+            note_full_context(usage, max_tokens, description.context);
+            on_usage(usage);
+        }
+        if stopped && answer.is_empty() {
+            // Most templates want an answer to every message.
+            self.conversation.pop();
+        } else {
+            self.conversation.push_message(assistant_message(&answer));
+        }
+        Ok(())
+    }
+}
+
+/// A prompt that is too long is the whole conversation here.
+fn longer_than(error: Error) -> anyhow::Error {
+    match error {
+        Error::PromptTooLong { prompt, context } => anyhow::anyhow!(
+            "the conversation has {prompt} tokens and the context holds {context}; /clear starts over, -c sets a longer context"
+        ),
+        error => error.into(),
+    }
+}
+
+enum Event {
+    Token(Token),
+    Failed(Error),
+    Over,
+    Interrupted,
+}
+
+async fn next_token(stream: &mut TokenStream, interrupts: &mut Signal) -> Event {
+    poll_fn(|context| {
+        if interrupts.poll_recv(context).is_ready() {
+            return Poll::Ready(Event::Interrupted);
+        }
+        Pin::new(&mut *stream)
+            .poll_next(context)
+            .map(|token| match token {
+                Some(Ok(token)) => Event::Token(token),
+                Some(Err(error)) => Event::Failed(error),
+                None => Event::Over,
+            })
+    })
+    .await
+}
+
+/// Whether an interrupt has come since the last was seen.
+async fn is_interrupted(interrupts: &mut Signal) -> bool {
+    // The runtime looks for signals when it would else be idle.
+    tokio::task::yield_now().await;
+    poll_fn(|context| Poll::Ready(interrupts.poll_recv(context).is_ready())).await
+}
+
+/// Where the user's messages come from.
+enum Input {
+    Terminal(Box<DefaultEditor>),
+    Pipe(mpsc::Receiver<anyhow::Result<String>>),
+}
+
+impl Input {
+    /// Standard input. In a terminal, says how to talk; `first` is shown as if typed.
+    fn open(first: Option<&str>) -> anyhow::Result<Self> {
+        if io::stdin().is_terminal() {
+            notice("Ctrl-C stops an answer, Ctrl-D ends the conversation, /clear starts over");
+            if let Some(text) = first {
+                tell(&format!("{PROMPT}{text}"));
+            }
+            let editor = DefaultEditor::new().context("cannot edit lines in this terminal")?;
+            return Ok(Self::Terminal(Box::new(editor)));
+        }
+        let (lines, input) = mpsc::channel(1);
+        // A read cannot be interrupted; on a thread of its own it need not be.
+        std::thread::spawn(move || {
+            let mut source = io::stdin().lock();
+            while let Some(line) = read_line(&mut source).transpose() {
+                let is_last = line.is_err();
+                if lines.blocking_send(line).is_err() || is_last {
+                    break;
+                }
+            }
+        });
+        Ok(Self::Pipe(input))
+    }
+
+    fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal(_))
+    }
+
+    /// The next line; `None` at the end of the input and after an interrupt.
+    async fn message(&mut self, interrupts: &mut Signal) -> anyhow::Result<Option<String>> {
+        match self {
+            Self::Terminal(_) if is_interrupted(interrupts).await => Ok(None),
+            Self::Terminal(editor) => match editor.readline(PROMPT) {
+                Ok(line) => {
+                    // A history that refuses a line is no reason to stop.
+                    let _ = editor.add_history_entry(&line);
+                    Ok(Some(line))
+                }
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
+                Err(error) => Err(error).context("standard input: cannot read a message"),
+            },
+            Self::Pipe(lines) => poll_fn(|context| {
+                if interrupts.poll_recv(context).is_ready() {
+                    return Poll::Ready(None);
+                }
+                lines.poll_recv(context)
+            })
+            .await
+            .transpose(),
+        }
+    }
+}
+
+/// A line without its end; `None` at the end of the input.
+fn read_line(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    let mut limited = source.take(TEXT_BYTES_MAX + 1);
+    limited
+        .read_until(b'\n', &mut bytes)
+        .context("standard input: cannot read a message")?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    if bytes.len() as u64 > TEXT_BYTES_MAX {
+        bail!("standard input: a line of over {TEXT_BYTES_MAX} bytes, expected a message");
+    }
+    let mut line = String::from_utf8(bytes)
+        .ok()
+        .context("standard input: a line is not UTF-8, expected UTF-8 text; convert it (iconv)")?;
+    if line.ends_with('\n') {
+        line.pop();
+        if line.ends_with('\r') {
+            line.pop();
+        }
+    }
+    Ok(Some(line))
+}

@@ -1,0 +1,409 @@
+//! `emel info`: what a model's file holds, and whether and how it would run.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+use emel_kernels::Format;
+use emel_loader::gguf::{Array, Catalog, Metadata, Value};
+use emel_model::arch;
+use emel_model::chat::template_names;
+use serde::Serialize;
+
+use super::{ModelOptions, one_line, print};
+use crate::blueprint::Blueprint;
+use crate::budget::in_binary_units;
+use crate::error::Error;
+
+/// Characters of the chat template that are shown.
+const TEMPLATE_START: usize = 72;
+
+/// Tokens with a job, by their keys' names.
+const SPECIAL: [&str; 10] = [
+    "bos",
+    "eos",
+    "eot",
+    "eom",
+    "unknown",
+    "seperator",
+    "padding",
+    "cls",
+    "mask",
+    "fim_pre",
+];
+
+/// Options of `emel info`.
+#[derive(Debug, Args)]
+pub struct InfoOptions {
+    #[command(flatten)]
+    model: ModelOptions,
+
+    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    ctx_size: Option<usize>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Info {
+    files: Vec<String>,
+    file_bytes: u64,
+    alignment: u32,
+    name: Option<String>,
+    architecture: Option<String>,
+    supported: bool,
+    /// Why the model does not run, or not with this budget.
+    problem: Option<String>,
+    supported_architectures: Vec<&'static str>,
+    parameters: u64,
+    types: Vec<TypeShare>,
+    /// In the order they are shown in.
+    hyperparameters: serde_json::Map<String, serde_json::Value>,
+    tokenizer: TokenizerInfo,
+    chat_template: Option<TemplateInfo>,
+    plan: Option<PlanInfo>,
+}
+
+#[derive(Serialize)]
+struct TypeShare {
+    name: &'static str,
+    supported: bool,
+    tensors: usize,
+    parameters: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct TokenizerInfo {
+    model: Option<String>,
+    pre: Option<String>,
+    tokens: usize,
+    special: Vec<SpecialToken>,
+}
+
+#[derive(Serialize)]
+struct SpecialToken {
+    job: &'static str,
+    id: u32,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct TemplateInfo {
+    names: Vec<String>,
+    bytes: usize,
+    start: String,
+}
+
+#[derive(Serialize)]
+struct PlanInfo {
+    budget_bytes: u64,
+    context: usize,
+    kv_bytes: u64,
+    mapped: bool,
+    pinned_bytes: u64,
+    streamed_bytes_per_pass: u64,
+}
+
+/// Prints what there is to know. A model that cannot be run is told as such, and is no
+/// error.
+///
+/// # Errors
+/// When the file is no GGUF file that can be read, or an option makes no sense.
+pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
+    let catalog = Catalog::open(&options.model.model)?;
+    let mut info = Info::read(&catalog);
+    drop(catalog);
+    let mut settings = options.model.settings();
+    settings.context = options.ctx_size;
+    match Blueprint::new(&options.model.model, settings) {
+        Ok(blueprint) => info.plan = Some(PlanInfo::of(&blueprint)),
+        Err(error @ (Error::Gguf(_) | Error::Setting { .. })) => return Err(error.into()),
+        Err(error) => {
+            info.supported = matches!(error, Error::BudgetTooSmall { .. });
+            info.problem = Some(match error {
+                // The path is known here.
+                Error::Model { source, .. } => source.to_string(),
+                Error::Tokenizer { source, .. } => source.to_string(),
+                error => error.to_string(),
+            });
+        }
+    }
+    if options.json {
+        print(&(serde_json::to_string_pretty(&info)? + "\n"))?;
+    } else {
+        print(&info.text()?)?;
+    }
+    Ok(())
+}
+
+impl Info {
+    fn read(catalog: &Catalog) -> Self {
+        let metadata = catalog.metadata();
+        let architecture = text(metadata, "general.architecture");
+        let alignment = metadata.u32("general.alignment").ok().flatten();
+        Self {
+            files: catalog
+                .files()
+                .iter()
+                .map(|file| file.path.display().to_string())
+                .collect(),
+            file_bytes: catalog.file_bytes(),
+            alignment: alignment.unwrap_or(32),
+            name: text(metadata, "general.name"),
+            supported: true,
+            problem: None,
+            supported_architectures: arch::supported().collect(),
+            parameters: catalog.tensors().iter().map(elements).sum(),
+            types: types(catalog),
+            hyperparameters: hyperparameters(metadata, architecture.as_deref().unwrap_or("")),
+            tokenizer: TokenizerInfo::read(metadata),
+            chat_template: TemplateInfo::read(metadata),
+            architecture,
+            plan: None,
+        }
+    }
+
+    fn text(&self) -> Result<String, std::fmt::Error> {
+        let size = in_binary_units;
+        let mut out = String::new();
+        let mut line = |name: &str, value: &str| writeln!(out, "{name:<14}{}", one_line(value));
+        let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "(none)".to_owned());
+        line("name", &or_none(&self.name))?;
+        line("architecture", &or_none(&self.architecture))?;
+        let files = match self.files.len() {
+            1 => "one file".to_owned(),
+            count => format!("{count} shards"),
+        };
+        let bytes = size(self.file_bytes);
+        let alignment = self.alignment;
+        line(
+            "size",
+            &format!("{bytes} in {files}, aligned to {alignment} bytes"),
+        )?;
+        line("parameters", &in_millions(self.parameters))?;
+        for share in &self.types {
+            let note = if share.supported {
+                ""
+            } else {
+                ", not supported"
+            };
+            let TypeShare { name, tensors, .. } = share;
+            let (bytes, parameters) = (size(share.bytes), in_millions(share.parameters));
+            line(
+                "",
+                &format!("{name:<8} {bytes:>11}  {parameters} in {tensors} tensors{note}"),
+            )?;
+        }
+        for (name, value) in &self.hyperparameters {
+            let value = value.as_str().map_or(value.to_string(), str::to_owned);
+            line(&name.replace('_', " "), &value)?;
+        }
+        let tokenizer = &self.tokenizer;
+        let pre = tokenizer
+            .pre
+            .as_ref()
+            .map(|pre| format!(", pre-tokenizer {pre}"));
+        let (model, pre) = (or_none(&tokenizer.model), pre.unwrap_or_default());
+        line(
+            "tokenizer",
+            &format!("{model}{pre}, {} tokens", tokenizer.tokens),
+        )?;
+        for token in &tokenizer.special {
+            line(
+                "",
+                &format!("{:<9} {:>7}  {}", token.job, token.id, token.text),
+            )?;
+        }
+        match &self.chat_template {
+            None => line("chat template", "none; ChatML would be used")?,
+            Some(template) => {
+                let names = template.names.join(", ");
+                line(
+                    "chat template",
+                    &format!("{names}; {} bytes", template.bytes),
+                )?;
+                line("", &template.start)?;
+            }
+        }
+        match &self.plan {
+            Some(plan) => {
+                line("runs", &plan.summary())?;
+            }
+            None => {
+                let state = if self.supported {
+                    "not within this budget"
+                } else {
+                    "no"
+                };
+                line("runs", state)?;
+            }
+        }
+        if let Some(problem) = &self.problem {
+            line("", problem)?;
+        }
+        Ok(out)
+    }
+}
+
+impl PlanInfo {
+    fn of(blueprint: &Blueprint) -> Self {
+        let plan = &blueprint.plan;
+        Self {
+            budget_bytes: plan.budget_bytes,
+            context: blueprint.context,
+            kv_bytes: blueprint.kv_bytes(),
+            mapped: plan.is_mapped,
+            pinned_bytes: plan.pinned_bytes(),
+            streamed_bytes_per_pass: plan.streamed_bytes(),
+        }
+    }
+
+    fn summary(&self) -> String {
+        let size = in_binary_units;
+        let weights = match (self.mapped, self.streamed_bytes_per_pass) {
+            (true, _) => "all weights stay, nothing streams".to_owned(),
+            (false, 0) => format!("all {} of weights stay", size(self.pinned_bytes)),
+            (false, streamed) => format!(
+                "{} of weights stay, {} stream for each token",
+                size(self.pinned_bytes),
+                size(streamed)
+            ),
+        };
+        format!(
+            "in a budget of {}: {weights}; KV cache of {} for {} tokens",
+            size(self.budget_bytes),
+            size(self.kv_bytes),
+            self.context
+        )
+    }
+}
+
+impl TokenizerInfo {
+    fn read(metadata: &Metadata) -> Self {
+        let tokens = metadata.strings("tokenizer.ggml.tokens").ok().flatten();
+        let special = SPECIAL.iter().filter_map(|&job| {
+            let key = format!("tokenizer.ggml.{job}_token_id");
+            let id = metadata.u32(&key).ok().flatten()?;
+            let token = tokens.and_then(|tokens| tokens.get(id as usize));
+            Some(SpecialToken {
+                job,
+                id,
+                text: String::from_utf8_lossy(token.unwrap_or_default()).into_owned(),
+            })
+        });
+        Self {
+            model: text(metadata, "tokenizer.ggml.model"),
+            pre: text(metadata, "tokenizer.ggml.pre"),
+            tokens: tokens.map_or(0, emel_loader::gguf::StringTable::len),
+            special: special.collect(),
+        }
+    }
+}
+
+impl TemplateInfo {
+    fn read(metadata: &Metadata) -> Option<Self> {
+        let names: Vec<String> = template_names(metadata).map(str::to_owned).collect();
+        let first = match names.first()?.as_str() {
+            "default" => text(metadata, "tokenizer.chat_template"),
+            name => text(metadata, &format!("tokenizer.chat_template.{name}")),
+        }?;
+        let mut start: String = first.chars().take(TEMPLATE_START).collect();
+        if start.len() < first.len() {
+            start.push('…');
+        }
+        Some(Self {
+            names,
+            bytes: first.len(),
+            start,
+        })
+    }
+}
+
+fn text(metadata: &Metadata, key: &str) -> Option<String> {
+    match metadata.get(key)? {
+        Value::String(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    }
+}
+
+fn elements(tensor: &emel_loader::gguf::Tensor) -> u64 {
+    tensor.columns() * tensor.rows()
+}
+
+/// The types of the tensors, those with the most bytes first.
+fn types(catalog: &Catalog) -> Vec<TypeShare> {
+    let mut shares: Vec<TypeShare> = Vec::new();
+    for tensor in catalog.tensors() {
+        let name = tensor.tensor_type.name();
+        let place = shares.iter().position(|share| share.name == name);
+        let place = place.unwrap_or_else(|| {
+            shares.push(TypeShare {
+                name,
+                supported: Format::from_ggml_type(tensor.tensor_type.id()).is_some(),
+                tensors: 0,
+                parameters: 0,
+                bytes: 0,
+            });
+            shares.len() - 1
+        });
+        let share = &mut shares[place];
+        share.tensors += 1;
+        share.parameters += elements(tensor);
+        share.bytes += tensor.extent.bytes;
+    }
+    shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
+    shares
+}
+
+/// What the file says about the model's shape; the keys that are there.
+fn hyperparameters(
+    metadata: &Metadata,
+    architecture: &str,
+) -> serde_json::Map<String, serde_json::Value> {
+    let known = [
+        ("context", "context_length"),
+        ("layers", "block_count"),
+        ("width", "embedding_length"),
+        ("feed_forward", "feed_forward_length"),
+        ("heads", "attention.head_count"),
+        ("kv_heads", "attention.head_count_kv"),
+        ("window", "attention.sliding_window"),
+        ("experts", "expert_count"),
+        ("experts_used", "expert_used_count"),
+        ("shared_experts", "expert_shared_count"),
+    ];
+    let found = |(name, suffix): (&str, &str)| {
+        let value = metadata.get(&format!("{architecture}.{suffix}"))?;
+        Some((name.to_owned(), shown(value)?))
+    };
+    known.into_iter().filter_map(found).collect()
+}
+
+/// A number, or the range of those that differ between layers.
+fn shown(value: &Value) -> Option<serde_json::Value> {
+    match value {
+        Value::Unsigned(number) => Some((*number).into()),
+        Value::Signed(number) => Some((*number).into()),
+        Value::Float(number) => Some((*number).into()),
+        Value::Array(Array::I32(numbers)) => {
+            let (least, most) = (*numbers.iter().min()?, *numbers.iter().max()?);
+            Some(if least == most {
+                least.into()
+            } else {
+                format!("{least} to {most}, by layer").into()
+            })
+        }
+        _ => None,
+    }
+}
+
+fn in_millions(parameters: u64) -> String {
+    match parameters {
+        0..1_000_000 => parameters.to_string(),
+        1_000_000..1_000_000_000 => format!("{:.1} M", parameters as f64 / 1e6),
+        _ => format!("{:.2} B", parameters as f64 / 1e9),
+    }
+}

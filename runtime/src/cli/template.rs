@@ -1,0 +1,62 @@
+//! Which chat template a command uses.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use emel_model::chat::{CHATML, ChatTemplate, ChatTemplates};
+
+use super::{notice, read_text};
+
+/// The choice of a chat template, by llama.cpp's names.
+#[derive(Debug, Clone, Args)]
+pub struct TemplateOptions {
+    /// Chat template instead of the model's own: a file, the template itself, or `chatml`
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub chat_template: Option<String>,
+
+    /// A file that holds the chat template
+    #[arg(long, value_name = "FILE", conflicts_with = "chat_template")]
+    pub chat_template_file: Option<PathBuf>,
+}
+
+impl TemplateOptions {
+    /// Whether a template was chosen.
+    pub fn is_given(&self) -> bool {
+        self.chat_template.is_some() || self.chat_template_file.is_some()
+    }
+
+    /// The template to use for the model at `path`. That a model has none is said, and
+    /// ChatML used.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or the template does not parse.
+    pub fn compile(
+        &self,
+        path: &Path,
+        templates: &ChatTemplates,
+        has_tools: bool,
+    ) -> anyhow::Result<ChatTemplate> {
+        let from_file = |path: &Path| {
+            let template = templates.with_source(&read_text(path)?);
+            template.with_context(|| path.display().to_string())
+        };
+        match (&self.chat_template, &self.chat_template_file) {
+            (_, Some(file)) => from_file(file),
+            (Some(name), None) if name == "chatml" => Ok(templates.with_source(CHATML)?),
+            (Some(text), None) if text.contains("{{") || text.contains("{%") => {
+                Ok(templates.with_source(text)?)
+            }
+            (Some(file), None) => from_file(Path::new(file)),
+            (None, None) => {
+                if templates.source(has_tools).is_none() {
+                    notice(
+                        "the model has no chat template, ChatML is used; --chat-template sets another",
+                    );
+                }
+                let template = templates.template(has_tools);
+                template.with_context(|| path.display().to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! `emel info`: what is in a file.
+
+use std::process::Stdio;
+
+use emel_tests::fixtures::{SMOLLM2, real_model};
+use emel_tests::gguf_writer::Field;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::model::Model;
+use crate::{command, emel, gemma, llama, refusal, result, words};
+
+#[track_caller]
+fn info(model: &std::path::Path) -> Value {
+    let arguments = words("--json --ram-budget 64M");
+    serde_json::from_str(&result(emel("info", model, arguments))).unwrap()
+}
+
+#[test]
+fn a_model_is_described() {
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama()
+        .with("general.name", Field::string("Small\x1b[31m"))
+        .with("tokenizer.chat_template", Field::string("{{ messages }}"))
+        .with("tokenizer.chat_template.rag", Field::string("r"))
+        .with("llama.expert_count", Field::U32(0))
+        .write(&folder);
+    let found = info(&model);
+    assert_eq!(found["architecture"], "llama");
+    assert_eq!(found["supported"], true);
+    assert_eq!(found["problem"], Value::Null);
+    assert_eq!(found["alignment"], 32);
+    assert_eq!(found["types"][0]["name"], "F32");
+    let parameters = found["parameters"].as_u64().unwrap();
+    assert_eq!(found["types"][0]["bytes"], parameters * 4);
+    assert_eq!(found["hyperparameters"]["experts"], 0);
+    assert_eq!(found["tokenizer"]["tokens"], 384);
+    assert_eq!(
+        found["chat_template"]["names"],
+        serde_json::json!(["default", "rag"])
+    );
+    assert_eq!(found["chat_template"]["start"], "{{ messages }}");
+    assert_eq!(found["plan"]["mapped"], true);
+
+    let text = result(emel("info", &model, words("--ram-budget 64M")));
+    for part in [
+        "name          Small\\u{1b}[31m\n",
+        "architecture  llama\n",
+        "heads         ",
+        "chat template default, rag; 14 bytes\n",
+        "all weights stay, nothing streams",
+    ] {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+}
+
+#[test]
+fn what_streams_and_what_stays_is_told() {
+    let text = result(emel("info", &gemma(), words("--io pread --ram-budget 64M")));
+    assert!(
+        text.contains(": all 336.0 KiB of weights stay; KV"),
+        "{text}"
+    );
+    let Some(model) = real_model(SMOLLM2) else {
+        return;
+    };
+    let text = result(emel("info", &model, words("--ram-budget 64M")));
+    assert!(text.contains("in a budget of 64.0 MiB: "), "{text}");
+    assert!(
+        text.contains(" MiB stream for each token; KV cache of "),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_model_that_does_not_run_is_described_and_told_why() {
+    let folder = TempDir::new().unwrap();
+    let other = Model::llama().with("general.architecture", Field::string("mamba"));
+    let found = info(&other.write(&folder));
+    assert_eq!(found["supported"], false);
+    let problem = found["problem"].as_str().unwrap();
+    assert!(
+        problem.contains("`mamba` is not supported; supported: llama"),
+        "{problem}"
+    );
+    assert!(found["supported_architectures"].as_array().unwrap().len() >= 4);
+    let text = result(emel("info", &folder.path().join("model.gguf"), words("")));
+    assert!(text.contains("runs          no\n"), "{text}");
+    let incomplete = Model::llama().without_tensor("output_norm.weight");
+    let found = info(&incomplete.write(&folder));
+    assert!(
+        found["problem"]
+            .as_str()
+            .unwrap()
+            .contains("output_norm.weight")
+    );
+    let unreadable = Model::llama().with("tokenizer.ggml.model", Field::string("abacus"));
+    let found = info(&unreadable.write(&folder));
+    assert!(found["problem"].as_str().unwrap().contains("abacus"));
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_told_and_no_error() {
+    let text = result(emel("info", &llama(), words("--ram-budget 1M")));
+    assert!(
+        text.contains("runs          not within this budget\n"),
+        "{text}"
+    );
+    assert!(text.contains("the smallest that works is"), "{text}");
+}
+
+#[test]
+fn what_is_no_model_is_refused() {
+    let file = std::path::Path::new(file!()).file_name().unwrap();
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/commands");
+    refusal(emel("info", &here.join(file), words("")), 1, &["GGUF"]);
+    refusal(emel("info", &llama(), words("-t 0")), 2, &["-t is 0"]);
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error_of_info() {
+    let mut child = command("emel")
+        .arg("info")
+        .arg(llama())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn a_real_model_is_described() {
+    let Some(model) = real_model(SMOLLM2) else {
+        return;
+    };
+    let found = info(&model);
+    assert_eq!(found["name"], "Smollm2 135M 8k Lc100K Mix1 Ep2");
+    assert_eq!(found["parameters"], 134_515_008);
+    assert_eq!(found["hyperparameters"]["layers"], 30);
+    assert_eq!(found["hyperparameters"]["kv_heads"], 3);
+    assert_eq!(found["tokenizer"]["pre"], "smollm");
+    let special = found["tokenizer"]["special"].as_array().unwrap();
+    let eos = special.iter().find(|token| token["job"] == "eos").unwrap();
+    assert_eq!(eos["text"], "<|im_end|>");
+    let start = found["chat_template"]["start"].as_str().unwrap();
+    assert!(
+        start.starts_with("{% for message in messages %}"),
+        "{start}"
+    );
+    assert!(found["plan"]["streamed_bytes_per_pass"].as_u64().unwrap() > 0);
+}
