@@ -1,12 +1,18 @@
 //! Causal attention of a chunk of tokens over a layer's KV cache.
 //!
-//! One task is one head of one token: the scores of all visible positions, their softmax, and the
-//! weighted sum of the values in ascending order of position. A task's arithmetic depends on the
-//! token's position and window alone, so neither the chunk a token arrives in nor the number of
-//! threads changes its bits. Tasks run head by head, so that each worker has early (cheap) and late
-//! (dear) tokens, and the keys of one head stay in its cache.
+//! A query is one head of one token. Its scores of all positions it sees, their softmax and the
+//! weighted sum of the values depend on nothing but itself and the cache: a score is summed over
+//! the head's elements in order, the weighted sum over positions in order. Queries that share a
+//! key and value head form a tile, so that a key is unpacked and a value loaded once for all of
+//! them: the heads of a group, and those of several tokens of a chunk. How tiles are cut therefore
+//! changes no bit.
+//!
+//! Sixteen keys lie side by side while they meet the tile, as the rows of a matrix product do, so
+//! that a vector's lanes are positions and nothing is summed across lanes.
 
-use crate::arch::{LANES, Routine, Simd, exponential, pad};
+use std::ops::Range;
+
+use crate::arch::{LANES, PANEL_ROWS, Routine, Simd, exponential};
 use crate::cache::{CacheElement, KvSlice, KvView};
 use crate::path::Kernels;
 use crate::pool::Pool;
@@ -44,7 +50,16 @@ pub struct AttentionInput<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Room for the scores of one task per worker.
+/// Queries that meet a key or a value together.
+const TILE: usize = 16;
+
+/// Elements of a head for which sixteen keys are unpacked at a time: 8 KiB.
+const ELEMENTS_NEAR: usize = 128;
+
+/// Elements of a head whose sums over the positions are kept in registers.
+pub(crate) const VALUES_NEAR: usize = 64;
+
+/// Room for the scores of one tile per worker.
 pub struct AttentionScratch {
     scores: Vec<f32>,
     threads: usize,
@@ -54,22 +69,22 @@ pub struct AttentionScratch {
 impl AttentionScratch {
     /// Bytes that [`AttentionScratch::new`] allocates.
     pub fn required_bytes(threads: usize, max_context: usize) -> usize {
-        threads * Self::stride(max_context) * size_of::<f32>()
+        threads * TILE * Self::stride(max_context) * size_of::<f32>()
     }
 
     /// Room for `threads` workers and positions below `max_context`.
     pub fn new(threads: usize, max_context: usize) -> Self {
         let stride = Self::stride(max_context);
         Self {
-            scores: vec![0.0; threads * stride],
+            scores: vec![0.0; threads * TILE * stride],
             threads,
             stride,
         }
     }
 
-    /// Scores per worker, rounded up to whole cache lines so that workers share none.
+    /// Scores per query, rounded up to whole vectors of positions.
     fn stride(max_context: usize) -> usize {
-        max_context.next_multiple_of(16)
+        max_context.next_multiple_of(PANEL_ROWS)
     }
 }
 
@@ -106,33 +121,34 @@ impl Kernels {
         let stride = scratch.stride;
         let out = SharedSlice::new(out);
         let scores = SharedSlice::new(&mut scratch.scores);
-        let tokens = input.positions.len();
-        pool.run_tasks(shape.heads * tokens, |worker, task| {
-            let (head, token) = (task / tokens, task % tokens);
+        let group = shape.heads / shape.kv_heads;
+        let queries = group * input.positions.len();
+        // Few queries, as in decode, are cut finer, so that every worker has some.
+        let share = (shape.kv_heads * queries).div_ceil(pool.threads());
+        let size = TILE.min(share).max(1);
+        let tiles = queries.div_ceil(size);
+        pool.run_tasks(shape.kv_heads * tiles, |worker, task| {
+            let (kv_head, tile) = (task / tiles, outside_in(task % tiles, tiles));
+            let tile = Tile {
+                shape,
+                input,
+                kv_head,
+                queries: tile * size..queries.min((tile + 1) * size),
+                stride,
+            };
+            let length = TILE * stride;
             // SAFETY: each worker has its own stretch of scores and runs one task at a time.
-            let scores = unsafe { scores.range(worker * stride, stride) };
-            let start = (token * shape.heads + head) * shape.head_dim_v;
-            // SAFETY: each task has its own token and head, and they have their own outputs.
-            let out = unsafe { out.range(start, shape.head_dim_v) };
-            self.attend(
-                &Head {
-                    shape,
-                    input,
-                    token,
-                    head,
-                },
-                scores,
-                out,
-            );
+            let scores = unsafe { scores.range(worker * length, length) };
+            self.attend(&tile, scores, out);
         });
     }
 
     /// One task, with the types of the cache resolved.
-    fn attend(&self, head: &Head<'_>, scores: &mut [f32], out: &mut [f32]) {
-        match (head.input.kv.keys, head.input.kv.values) {
+    fn attend(&self, tile: &Tile<'_>, scores: &mut [f32], out: SharedSlice<'_, f32>) {
+        match (tile.input.kv.keys, tile.input.kv.values) {
             (KvSlice::F16(keys), KvSlice::F16(values)) => {
                 self.dispatch(Attend {
-                    head,
+                    tile,
                     keys,
                     values,
                     scores,
@@ -141,7 +157,7 @@ impl Kernels {
             }
             (KvSlice::F32(keys), KvSlice::F32(values)) => {
                 self.dispatch(Attend {
-                    head,
+                    tile,
                     keys,
                     values,
                     scores,
@@ -150,7 +166,7 @@ impl Kernels {
             }
             (KvSlice::F16(keys), KvSlice::F32(values)) => {
                 self.dispatch(Attend {
-                    head,
+                    tile,
                     keys,
                     values,
                     scores,
@@ -159,7 +175,7 @@ impl Kernels {
             }
             (KvSlice::F32(keys), KvSlice::F16(values)) => {
                 self.dispatch(Attend {
-                    head,
+                    tile,
                     keys,
                     values,
                     scores,
@@ -167,6 +183,16 @@ impl Kernels {
                 });
             }
         }
+    }
+}
+
+/// Task `index` of `count` in the order first, last, second, last but one, …: later tokens see
+/// more, and workers take contiguous tasks.
+fn outside_in(index: usize, count: usize) -> usize {
+    if index.is_multiple_of(2) {
+        index / 2
+    } else {
+        count - 1 - index / 2
     }
 }
 
@@ -207,21 +233,53 @@ impl AttentionShape {
     }
 }
 
-/// Which head of which token.
-struct Head<'a> {
+/// Some queries of one key and value head. Query `q` is head `q mod group` of the group, of token
+/// `q / group`.
+struct Tile<'a> {
     shape: &'a AttentionShape,
     input: &'a AttentionInput<'a>,
-    token: usize,
-    head: usize,
+    kv_head: usize,
+    queries: Range<usize>,
+    /// Scores from one query to the next.
+    stride: usize,
+}
+
+impl<'a> Tile<'a> {
+    fn group(&self) -> usize {
+        self.shape.heads / self.shape.kv_heads
+    }
+
+    /// The token and the head of a query.
+    fn token_and_head(&self, query: usize) -> (usize, usize) {
+        let group = self.group();
+        (query / group, self.kv_head * group + query % group)
+    }
+
+    /// The positions a query sees.
+    fn visible(&self, query: usize) -> Range<usize> {
+        let end = self.input.positions[query / self.group()] + 1;
+        let first = self
+            .shape
+            .window
+            .map_or(0, |window| end.saturating_sub(window));
+        first..end
+    }
+
+    /// A query's elements.
+    fn query(&self, query: usize) -> &'a [f32] {
+        let (token, head) = self.token_and_head(query);
+        let width = self.shape.head_dim_k;
+        &self.input.queries[(token * self.shape.heads + head) * width..][..width]
+    }
 }
 
 /// One task.
 struct Attend<'a, K, V> {
-    head: &'a Head<'a>,
+    tile: &'a Tile<'a>,
     keys: &'a [K],
     values: &'a [V],
     scores: &'a mut [f32],
-    out: &'a mut [f32],
+    out: SharedSlice<'a, f32>,
 }
 
 impl<K: CacheElement, V: CacheElement> Routine for Attend<'_, K, V> {
@@ -229,39 +287,47 @@ impl<K: CacheElement, V: CacheElement> Routine for Attend<'_, K, V> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Head {
+        let Tile {
             shape,
             input,
-            token,
-            head,
-        } = *self.head;
-        let position = input.positions[token];
-        let first = shape
-            .window
-            .map_or(0, |window| (position + 1).saturating_sub(window));
-        let scores = &mut self.scores[..=position - first];
-        let kv_head = head / (shape.heads / shape.kv_heads);
-
-        let query = &input.queries[(token * shape.heads + head) * shape.head_dim_k..];
-        let keys = Strided::new(self.keys, shape.kv_heads, kv_head, shape.head_dim_k, first);
-        score(simd, &query[..shape.head_dim_k], &keys, scores);
-        for score in scores.iter_mut() {
-            *score *= shape.scale;
-        }
-        if let Some(cap) = shape.softcap {
-            for score in scores.iter_mut() {
-                *score = cap * (*score / cap).tanh();
-            }
-        }
-        let total = exponentiate(simd, scores, input.sinks.map(|sinks| sinks[head]));
-        let values = Strided::new(
-            self.values,
-            shape.kv_heads,
             kv_head,
-            shape.head_dim_v,
-            first,
-        );
-        weigh(simd, scores, &values, 1.0 / total, self.out);
+            ..
+        } = *self.tile;
+        let queries = self.tile.queries.clone();
+        let visible = queries.clone().map(|query| self.tile.visible(query));
+        let (mut start, mut end) = (usize::MAX, 0);
+        for visible in visible {
+            (start, end) = (start.min(visible.start), end.max(visible.end));
+        }
+        let keys = Strided::new(self.keys, shape.kv_heads, kv_head, shape.head_dim_k);
+        score(simd, self.tile, &keys, start..end, self.scores);
+
+        let mut factors = [0.0; TILE];
+        for (index, query) in queries.clone().enumerate() {
+            let visible = self.tile.visible(query);
+            let scores = &mut self.scores[index * self.tile.stride..];
+            let scores = &mut scores[visible.start - start..visible.end - start];
+            for score in scores.iter_mut() {
+                *score *= shape.scale;
+            }
+            if let Some(cap) = shape.softcap {
+                for score in scores.iter_mut() {
+                    *score = cap * (*score / cap).tanh();
+                }
+            }
+            let (_, head) = self.tile.token_and_head(query);
+            let total = exponentiate(simd, scores, input.sinks.map(|sinks| sinks[head]));
+            factors[index] = 1.0 / total;
+        }
+
+        let values = Strided::new(self.values, shape.kv_heads, kv_head, shape.head_dim_v);
+        let weights = Weights {
+            tile: self.tile,
+            scores: self.scores,
+            start,
+            factors,
+        };
+        weights.sum_values(simd, &values, self.out);
     }
 }
 
@@ -274,74 +340,123 @@ struct Strided<'a, E> {
 
 impl<'a, E> Strided<'a, E> {
     #[inline(always)]
-    fn new(cache: &'a [E], heads: usize, head: usize, width: usize, first: usize) -> Self {
-        let stride = heads * width;
+    fn new(cache: &'a [E], heads: usize, head: usize, width: usize) -> Self {
         Self {
-            elements: &cache[first * stride + head * width..],
-            stride,
+            elements: &cache[head * width..],
+            stride: heads * width,
             width,
         }
     }
 
     #[inline(always)]
-    fn row(&self, index: usize) -> &'a [E] {
-        &self.elements[index * self.stride..][..self.width]
+    fn row(&self, position: usize) -> &'a [E] {
+        &self.elements[position * self.stride..][..self.width]
     }
 }
 
-/// `scores[p] = query · keys[p]`, four positions in flight.
+/// `scores[q][p - positions.start] = query q · keys[p]` for all queries of the tile.
 #[inline(always)]
 fn score<S: Simd, K: CacheElement>(
     simd: S,
-    query: &[f32],
+    tile: &Tile<'_>,
     keys: &Strided<'_, K>,
+    positions: Range<usize>,
     scores: &mut [f32],
 ) {
-    let mut index = 0;
-    while index + 4 <= scores.len() {
-        let rows = [
-            keys.row(index),
-            keys.row(index + 1),
-            keys.row(index + 2),
-            keys.row(index + 3),
-        ];
-        scores[index..index + 4].copy_from_slice(&dots(simd, query, rows));
-        index += 4;
-    }
-    while index < scores.len() {
-        [scores[index]] = dots(simd, query, [keys.row(index)]);
-        index += 1;
+    let mut panel = [[0.0; PANEL_ROWS]; ELEMENTS_NEAR];
+    for first in positions.clone().step_by(PANEL_ROWS) {
+        let last = positions.end - 1;
+        let mut rows = [keys.row(first); PANEL_ROWS];
+        for (row, position) in rows.iter_mut().zip(first..) {
+            *row = keys.row(position.min(last));
+        }
+        for element in (0..keys.width).step_by(ELEMENTS_NEAR) {
+            let end = keys.width.min(element + ELEMENTS_NEAR);
+            let panel = &mut panel[..end - element];
+            unpack_keys(simd, &rows, element..end, panel);
+            let scores = &mut scores[first - positions.start..];
+            let count = tile.queries.len();
+            let mut index = 0;
+            while index + 8 <= count {
+                score_panel::<S, 8>(simd, tile, index, panel, element, scores);
+                index += 8;
+            }
+            while index + 2 <= count {
+                score_panel::<S, 2>(simd, tile, index, panel, element, scores);
+                index += 2;
+            }
+            if index < count {
+                score_panel::<S, 1>(simd, tile, index, panel, element, scores);
+            }
+        }
     }
 }
 
-/// Dot products of a query with `R` keys.
+/// Elements `elements` of sixteen keys, side by side.
 #[inline(always)]
-fn dots<S: Simd, K: CacheElement, const R: usize>(
+fn unpack_keys<S: Simd, K: CacheElement>(
     simd: S,
-    query: &[f32],
-    rows: [&[K]; R],
-) -> [f32; R] {
-    let mut sums = [simd.splat(0.0); R];
-    let (eights, rest) = query.as_chunks::<LANES>();
-    for (chunk, eight) in eights.iter().enumerate() {
-        let values = simd.load(eight);
-        for row in 0..R {
-            let key = K::load(simd, &rows[row].as_chunks().0[chunk]);
-            sums[row] = simd.fused_multiply_add(values, key, sums[row]);
+    rows: &[&[K]; PANEL_ROWS],
+    elements: Range<usize>,
+    panel: &mut [[f32; PANEL_ROWS]],
+) {
+    let (eights, rest) = panel.as_chunks_mut::<LANES>();
+    for (index, out) in eights.iter_mut().enumerate() {
+        let element = elements.start + index * LANES;
+        let mut parts = [rows[0][element..].first_chunk().expect("eight elements"); PANEL_ROWS];
+        for (part, row) in parts.iter_mut().zip(rows) {
+            *part = row[element..].first_chunk().expect("eight elements");
+        }
+        K::side_by_side(simd, &parts, out);
+    }
+    if rest.is_empty() {
+        return;
+    }
+    let element = elements.end - rest.len();
+    let mut padded = [[K::ZERO; LANES]; PANEL_ROWS];
+    for (padded, row) in padded.iter_mut().zip(rows) {
+        padded[..rest.len()].copy_from_slice(&row[element..element + rest.len()]);
+    }
+    let mut parts = [&padded[0]; PANEL_ROWS];
+    for (part, padded) in parts.iter_mut().zip(&padded) {
+        *part = padded;
+    }
+    let mut out = [[0.0; PANEL_ROWS]; LANES];
+    K::side_by_side(simd, &parts, &mut out);
+    rest.copy_from_slice(&out[..rest.len()]);
+}
+
+/// Adds to the scores of `Q` queries what the elements of the panel contribute.
+#[inline(always)]
+fn score_panel<S: Simd, const Q: usize>(
+    simd: S,
+    tile: &Tile<'_>,
+    first: usize,
+    panel: &[[f32; PANEL_ROWS]],
+    element: usize,
+    scores: &mut [f32],
+) {
+    let mut queries: [&[f32]; Q] = [&[]; Q];
+    for (index, query) in queries.iter_mut().enumerate() {
+        *query = &tile.query(tile.queries.start + first + index)[element..][..panel.len()];
+    }
+    let mut sums = [simd.load_rows(&[0.0; PANEL_ROWS]); Q];
+    if element > 0 {
+        for (index, sum) in sums.iter_mut().enumerate() {
+            let scores = &scores[(first + index) * tile.stride..];
+            *sum = simd.load_rows(scores.first_chunk().expect("room for sixteen"));
         }
     }
-    if !rest.is_empty() {
-        let values = simd.load(&pad(rest));
-        for row in 0..R {
-            let key = K::load(simd, &pad_elements(rows[row].as_chunks::<LANES>().1));
-            sums[row] = simd.fused_multiply_add(values, key, sums[row]);
+    for (index, keys) in panel.iter().enumerate() {
+        let keys = simd.load_rows(keys);
+        for query in 0..Q {
+            sums[query] = simd.add_scaled(keys, queries[query][index], sums[query]);
         }
     }
-    let mut out = [0.0; R];
-    for row in 0..R {
-        out[row] = simd.sum(sums[row]);
+    for (index, sum) in sums.into_iter().enumerate() {
+        let scores = &mut scores[(first + index) * tile.stride..];
+        simd.store_rows(sum, scores.first_chunk_mut().expect("room for sixteen"));
     }
-    out
 }
 
 /// Replaces scores by `e^(score - greatest)` and returns their sum, the sink's share included.
@@ -375,68 +490,142 @@ fn exponentiate<S: Simd>(simd: S, scores: &mut [f32], sink: Option<f32>) -> f32 
     simd.sum(sums) + padded[0]
 }
 
-/// `out = factor · Σ_p weights[p] · values[p]`, positions ascending.
-#[inline(always)]
-fn weigh<S: Simd, V: CacheElement>(
-    simd: S,
-    weights: &[f32],
-    values: &Strided<'_, V>,
-    factor: f32,
-    out: &mut [f32],
-) {
-    let factor = simd.splat(factor);
-    let whole = out.len() / LANES;
-    let mut chunk = 0;
-    while chunk + 4 <= whole {
-        weigh_chunks::<S, V, 4>(simd, weights, values, factor, chunk, out);
-        chunk += 4;
-    }
-    while chunk < whole {
-        weigh_chunks::<S, V, 1>(simd, weights, values, factor, chunk, out);
-        chunk += 1;
-    }
-    let rest = &mut out[whole * LANES..];
-    if rest.is_empty() {
-        return;
-    }
-    let mut sum = simd.splat(0.0);
-    for (index, &weight) in weights.iter().enumerate() {
-        let value = V::load(simd, &pad_elements(&values.row(index)[whole * LANES..]));
-        sum = simd.fused_multiply_add(simd.splat(weight), value, sum);
-    }
-    let mut padded = [0.0; LANES];
-    simd.store(simd.multiply(sum, factor), &mut padded);
-    rest.copy_from_slice(&padded[..rest.len()]);
+/// The softmax of a tile's queries.
+struct Weights<'a> {
+    tile: &'a Tile<'a>,
+    /// `e^score` of each query, from position `start` on.
+    scores: &'a [f32],
+    start: usize,
+    /// One over their sum.
+    factors: [f32; TILE],
 }
 
-/// `C` vectors of the weighted sum, held in registers over all positions.
-#[inline(always)]
-fn weigh_chunks<S: Simd, V: CacheElement, const C: usize>(
-    simd: S,
-    weights: &[f32],
-    values: &Strided<'_, V>,
-    factor: S::Floats,
-    first_chunk: usize,
-    out: &mut [f32],
-) {
-    let mut sums = [simd.splat(0.0); C];
-    for (index, &weight) in weights.iter().enumerate() {
-        let weight = simd.splat(weight);
-        let row = &values.row(index)[first_chunk * LANES..][..C * LANES];
-        for (sum, eight) in sums.iter_mut().zip(row.as_chunks().0) {
-            *sum = simd.fused_multiply_add(weight, V::load(simd, eight), *sum);
+impl Weights<'_> {
+    /// Writes `factor · Σ_p weight[p] · values[p]` of every query, positions ascending.
+    #[inline(always)]
+    fn sum_values<S: Simd, V: CacheElement>(
+        &self,
+        simd: S,
+        values: &Strided<'_, V>,
+        out: SharedSlice<'_, f32>,
+    ) {
+        for first in (0..values.width).step_by(VALUES_NEAR) {
+            let width = VALUES_NEAR.min(values.width - first);
+            let mut index = 0;
+            while index < self.tile.queries.len() {
+                let count = (self.tile.queries.len() - index).min(4);
+                let sums = match count {
+                    4 => self.sum_near::<S, V, 4>(simd, values, index, first, width),
+                    _ => self.sum_near::<S, V, 1>(simd, values, index, first, width),
+                };
+                let done = if count == 4 { 4 } else { 1 };
+                for (place, sums) in (index..index + done).zip(sums) {
+                    self.write(place, first, &sums[..width], out);
+                }
+                index += done;
+            }
         }
     }
-    let out = &mut out[first_chunk * LANES..][..C * LANES];
-    for (sum, eight) in sums.into_iter().zip(out.as_chunks_mut().0) {
-        simd.store(simd.multiply(sum, factor), eight);
-    }
-}
 
-/// Fewer than eight elements, padded with zeros.
-#[inline(always)]
-fn pad_elements<E: CacheElement>(elements: &[E]) -> [E; LANES] {
-    let mut padded = [E::ZERO; LANES];
-    padded[..elements.len()].copy_from_slice(elements);
-    padded
+    /// Elements `first..first + width` of the sums of `Q` queries.
+    #[inline(always)]
+    fn sum_near<S: Simd, V: CacheElement, const Q: usize>(
+        &self,
+        simd: S,
+        values: &Strided<'_, V>,
+        index: usize,
+        first: usize,
+        width: usize,
+    ) -> [[f32; VALUES_NEAR]; 4] {
+        let mut sums = [[0.0; VALUES_NEAR]; 4];
+        let mut seen = [0..0, 0..0, 0..0, 0..0];
+        let (mut common, mut all) = (0..usize::MAX, usize::MAX..0);
+        for (query, seen) in seen[..Q].iter_mut().enumerate() {
+            *seen = self.tile.visible(self.tile.queries.start + index + query);
+            common = common.start.max(seen.start)..common.end.min(seen.end);
+            all = all.start.min(seen.start)..all.end.max(seen.end);
+        }
+        // Positions that all see, together; those before and after, query by query.
+        common.end = common.end.max(common.start);
+        for query in 0..Q {
+            let before = seen[query].start..seen[query].end.min(common.start);
+            let sums = std::array::from_mut(&mut sums[query]);
+            self.add_values::<S, V, 1>(simd, values, index + query, first, width, before, sums);
+        }
+        let together: &mut [[f32; VALUES_NEAR]; Q] =
+            sums.first_chunk_mut().expect("at most four queries");
+        self.add_values::<S, V, Q>(simd, values, index, first, width, common.clone(), together);
+        for query in 0..Q {
+            let after = seen[query].start.max(common.end)..seen[query].end;
+            let sums = std::array::from_mut(&mut sums[query]);
+            self.add_values::<S, V, 1>(simd, values, index + query, first, width, after, sums);
+        }
+        sums
+    }
+
+    /// Adds some positions to the sums of `Q` queries.
+    #[inline(always)]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "which queries, elements and positions"
+    )]
+    fn add_values<S: Simd, V: CacheElement, const Q: usize>(
+        &self,
+        simd: S,
+        values: &Strided<'_, V>,
+        index: usize,
+        first: usize,
+        width: usize,
+        positions: Range<usize>,
+        memory: &mut [[f32; VALUES_NEAR]; Q],
+    ) {
+        if positions.is_empty() {
+            return;
+        }
+        let places = positions.start - self.start..positions.end - self.start;
+        let mut weights: [&[f32]; Q] = [&[]; Q];
+        for (query, weights) in weights.iter_mut().enumerate() {
+            *weights = &self.scores[(index + query) * self.tile.stride..][places.clone()];
+        }
+        let mut sums = [[simd.load_rows(&[0.0; PANEL_ROWS]); VALUES_NEAR / PANEL_ROWS]; Q];
+        for (sums, memory) in sums.iter_mut().zip(&*memory) {
+            for (sum, memory) in sums.iter_mut().zip(memory.as_chunks().0) {
+                *sum = simd.load_rows(memory);
+            }
+        }
+        for (place, position) in positions.enumerate() {
+            let row = &values.row(position)[first..first + width];
+            let mut loaded = [simd.load_rows(&[0.0; PANEL_ROWS]); VALUES_NEAR / PANEL_ROWS];
+            if let Some(row) = row.first_chunk() {
+                V::load_near(simd, row, &mut loaded);
+            } else {
+                let mut padded = [V::ZERO; VALUES_NEAR];
+                padded[..width].copy_from_slice(row);
+                V::load_near(simd, &padded, &mut loaded);
+            }
+            for query in 0..Q {
+                for chunk in 0..VALUES_NEAR / PANEL_ROWS {
+                    let sum = &mut sums[query][chunk];
+                    *sum = simd.add_scaled(loaded[chunk], weights[query][place], *sum);
+                }
+            }
+        }
+        for (sums, memory) in sums.into_iter().zip(memory) {
+            for (sum, memory) in sums.into_iter().zip(memory.as_chunks_mut().0) {
+                simd.store_rows(sum, memory);
+            }
+        }
+    }
+
+    /// Writes some elements of a query's output.
+    fn write(&self, index: usize, first: usize, sums: &[f32], out: SharedSlice<'_, f32>) {
+        let (token, head) = self.tile.token_and_head(self.tile.queries.start + index);
+        let shape = self.tile.shape;
+        let start = (token * shape.heads + head) * shape.head_dim_v + first;
+        // SAFETY: each query belongs to one task, and its outputs to it alone.
+        let out = unsafe { out.range(start, sums.len()) };
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = sum * self.factors[index];
+        }
+    }
 }

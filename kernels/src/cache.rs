@@ -5,7 +5,8 @@
 
 use half::f16;
 
-use crate::arch::{LANES, Routine, Simd, pad};
+use crate::arch::{LANES, PANEL_ROWS, Routine, Simd, pad};
+use crate::attention::VALUES_NEAR;
 use crate::path::Kernels;
 
 /// Keys or values of a layer, to read.
@@ -91,20 +92,51 @@ impl Routine for StoreF16<'_> {
     }
 }
 
-/// An element of a cache, loaded eight at a time.
+/// An element of a cache.
 pub(crate) trait CacheElement: Copy + Sync {
     /// Zero, the padding of a head that is not whole lanes.
     const ZERO: Self;
-    /// Eight elements, converted exactly.
-    fn load<S: Simd>(simd: S, eight: &[Self; LANES]) -> S::Floats;
+    /// Eight elements of sixteen rows, converted exactly: `out[element][row]`.
+    fn side_by_side<S: Simd>(
+        simd: S,
+        rows: &[&[Self; LANES]; PANEL_ROWS],
+        out: &mut [[f32; PANEL_ROWS]; LANES],
+    );
+    /// Consecutive elements of a row, converted exactly.
+    fn load_near<S: Simd>(
+        simd: S,
+        elements: &[Self; VALUES_NEAR],
+        out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],
+    );
 }
 
 impl CacheElement for f32 {
     const ZERO: Self = 0.0;
 
     #[inline(always)]
-    fn load<S: Simd>(simd: S, eight: &[Self; LANES]) -> S::Floats {
-        simd.load(eight)
+    fn side_by_side<S: Simd>(
+        simd: S,
+        rows: &[&[Self; LANES]; PANEL_ROWS],
+        out: &mut [[f32; PANEL_ROWS]; LANES],
+    ) {
+        let mut bytes = [floats_as_bytes(rows[0]); PANEL_ROWS];
+        for (bytes, row) in bytes.iter_mut().zip(rows) {
+            *bytes = floats_as_bytes(row);
+        }
+        for (quads, out) in simd.interleave(&bytes).into_iter().zip(out) {
+            simd.store_rows(simd.words_as_rows(quads), out);
+        }
+    }
+
+    #[inline(always)]
+    fn load_near<S: Simd>(
+        simd: S,
+        elements: &[Self; VALUES_NEAR],
+        out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],
+    ) {
+        for (out, elements) in out.iter_mut().zip(elements.as_chunks().0) {
+            *out = simd.load_rows(elements);
+        }
     }
 }
 
@@ -112,8 +144,32 @@ impl CacheElement for f16 {
     const ZERO: Self = f16::ZERO;
 
     #[inline(always)]
-    fn load<S: Simd>(simd: S, eight: &[Self; LANES]) -> S::Floats {
-        simd.load_f16(bytes(eight))
+    fn side_by_side<S: Simd>(
+        simd: S,
+        rows: &[&[Self; LANES]; PANEL_ROWS],
+        out: &mut [[f32; PANEL_ROWS]; LANES],
+    ) {
+        let mut halves = [bytes(rows[0]); PANEL_ROWS];
+        for (halves, row) in halves.iter_mut().zip(rows) {
+            *halves = bytes(row);
+        }
+        let pairs = out.as_chunks_mut::<2>().0;
+        for (quads, out) in simd.interleave_half(&halves).into_iter().zip(pairs) {
+            simd.store_rows(simd.half_as_rows(quads, 0), &mut out[0]);
+            simd.store_rows(simd.half_as_rows(quads, 1), &mut out[1]);
+        }
+    }
+
+    #[inline(always)]
+    fn load_near<S: Simd>(
+        simd: S,
+        elements: &[Self; VALUES_NEAR],
+        out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],
+    ) {
+        for (out, elements) in out.iter_mut().zip(elements.as_chunks::<PANEL_ROWS>().0) {
+            let eights = elements.as_chunks::<LANES>().0;
+            *out = simd.load_halves([bytes(&eights[0]), bytes(&eights[1])]);
+        }
     }
 }
 
@@ -125,6 +181,13 @@ compile_error!("the KV cache is read as little-endian halves");
 #[inline(always)]
 fn bytes(eight: &[f16; LANES]) -> &[u8; 16] {
     // SAFETY: `f16` is a transparent `u16`, so eight are 16 initialised bytes.
+    unsafe { &*std::ptr::from_ref(eight).cast() }
+}
+
+/// Eight floats as bytes.
+#[inline(always)]
+fn floats_as_bytes(eight: &[f32; LANES]) -> &[u8; 32] {
+    // SAFETY: eight `f32` are 32 initialised bytes.
     unsafe { &*std::ptr::from_ref(eight).cast() }
 }
 

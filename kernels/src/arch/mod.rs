@@ -184,6 +184,10 @@ pub(crate) trait Panels: Copy {
     fn signed_byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
     /// The half-precision value in the low (0) or high (1) two bytes of each row's four.
     fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
+    /// Each row's four bytes as the bits of an `f32`.
+    fn words_as_rows(self, quads: Self::Quads) -> Self::Rows;
+    /// Sixteen little-endian half-precision values, converted exactly.
+    fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows;
     /// `a · b`, rounded.
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows;
 }

@@ -333,6 +333,16 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
+    fn words_as_rows(self, quads: Self::Quads) -> Self::Rows {
+        quads.map(f32::from_le_bytes)
+    }
+
+    #[inline(always)]
+    fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows {
+        std::array::from_fn(|row| self.f16(halves[row / 8].as_chunks().0[row % 8]))
+    }
+
+    #[inline(always)]
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
         std::array::from_fn(|row| a[row] * b[row])
     }

@@ -290,6 +290,21 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
     }
 
     #[inline(always)]
+    fn words_as_rows(self, quads: Self::Quads) -> Self::Rows {
+        proven! { [_mm256_castsi256_ps(quads[0]), _mm256_castsi256_ps(quads[1])] }
+    }
+
+    #[inline(always)]
+    fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows {
+        proven! {
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(halves[0].as_ptr().cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(halves[1].as_ptr().cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
         proven! { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }

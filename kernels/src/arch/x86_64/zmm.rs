@@ -224,6 +224,20 @@ impl Panels for X86<Zmm> {
     }
 
     #[inline(always)]
+    fn words_as_rows(self, quads: __m512i) -> __m512 {
+        proven! { _mm512_castsi512_ps(quads) }
+    }
+
+    #[inline(always)]
+    fn load_halves(self, halves: [&[u8; 16]; 2]) -> __m512 {
+        proven! {
+            let low = _mm_loadu_si128(halves[0].as_ptr().cast());
+            let high = _mm_loadu_si128(halves[1].as_ptr().cast());
+            _mm512_cvtph_ps(_mm256_set_m128i(high, low))
+        }
+    }
+
+    #[inline(always)]
     fn multiply_rows(self, a: __m512, b: __m512) -> __m512 {
         proven! { _mm512_mul_ps(a, b) }
     }
