@@ -81,7 +81,8 @@ impl Footprint {
             .iter()
             .map(|rotation| RopeTable::required_bytes(self.chunk, rotation.width))
             .sum();
-        let quantised = Q8Activations::required_bytes(self.chunk, program.quantised_columns_max());
+        let (inputs, columns) = program.quantised_max();
+        let quantised = Q8Activations::required_bytes(self.chunk * inputs, columns);
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
         let floats_bytes = floats * size_of::<f32>();
         let (experts, used) = program.routing_max();
@@ -158,6 +159,7 @@ impl Forward {
             .collect();
         let shape = &program.hyperparameters;
         let (experts, used) = program.routing_max();
+        let (inputs, columns) = program.quantised_max();
         Ok(Self {
             kernels,
             pool: Pool::new(footprint.threads, true)?,
@@ -178,7 +180,7 @@ impl Forward {
             ),
             scratch: AttentionScratch::new(footprint.threads, footprint.context),
             activations: Activations::new(program.widths, |buffer| footprint.tokens_in(buffer)),
-            quantised: Q8Activations::new(footprint.chunk, program.quantised_columns_max()),
+            quantised: Q8Activations::new(footprint.chunk * inputs, columns),
             quantised_of: None,
             positions: Vec::with_capacity(footprint.chunk),
             rows: Vec::with_capacity(footprint.chunk),

@@ -61,23 +61,11 @@ impl Hyperparameters {
         let keys = Keys::new(catalog, architecture);
         let width = keys.size("embedding_length")?;
         let heads = keys.size("attention.head_count")?;
-        let experts = keys.count("expert_count")?;
-        let (mut experts_used, mut feed_forward_default) = (0, None);
-        if experts > 0 {
-            experts_used = keys.size("expert_used_count")?;
-            if experts_used > experts {
-                return Err(keys.refuse(
-                    "expert_used_count",
-                    experts_used,
-                    &format!("at most the {experts} experts"),
-                ));
-            }
-            feed_forward_default = keys.optional_size("expert_feed_forward_length")?;
-        }
-        // A mixture without dense layers may leave the width of these out.
-        let feed_forward = match feed_forward_default {
-            Some(width) => keys.size_or("feed_forward_length", width)?,
-            None => keys.size("feed_forward_length")?,
+        let (experts, experts_used, expert_width) = experts(&keys)?;
+        // A mixture without dense layers may leave their width out.
+        let feed_forward = match expert_width {
+            Some(width) if keys.count("feed_forward_length")? == 0 => width,
+            _ => keys.size("feed_forward_length")?,
         };
         let key_width = keys.size_or("attention.key_length", (width / heads).max(1))?;
         let rope_width = keys.size_or("rope.dimension_count", key_width)?;
@@ -112,7 +100,7 @@ impl Hyperparameters {
             feed_forward,
             experts,
             experts_used,
-            expert_feed_forward: feed_forward_default.unwrap_or(feed_forward),
+            expert_feed_forward: expert_width.unwrap_or(feed_forward),
             context_length,
             original_context: keys
                 .size_or("rope.scaling.original_context_length", context_length)?,
@@ -142,6 +130,21 @@ fn kv_heads(keys: &Keys<'_>, layers: usize, heads: usize) -> Result<PerLayer, Mo
         return refuse(0, "heads in some layer".to_owned());
     }
     Ok(found)
+}
+
+/// Experts, how many of them a token goes to, and the width of one if the file says it.
+fn experts(keys: &Keys<'_>) -> Result<(usize, usize, Option<usize>), ModelError> {
+    let experts = keys.count("expert_count")?;
+    if experts == 0 {
+        return Ok((0, 0, None));
+    }
+    let used = keys.size("expert_used_count")?;
+    if used > experts {
+        let expected = format!("at most the {experts} experts");
+        return Err(keys.refuse("expert_used_count", used, &expected));
+    }
+    let width = keys.optional_size("expert_feed_forward_length")?;
+    Ok((experts, used, width))
 }
 
 /// What `rope.scaling.*` says. A factor without a type means positions divided by it;

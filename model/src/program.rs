@@ -11,7 +11,9 @@ mod heads;
 mod latent;
 mod recurrent;
 
-use emel_kernels::{ActivationFormat, DeltaRuleShape, Format, RopeScaling, RopeStyle};
+use emel_kernels::{
+    ActivationFormat, DeltaRuleShape, Format, Q8Activations, RopeScaling, RopeStyle,
+};
 use emel_loader::gguf::Catalog;
 use emel_loader::unit::WeightUse;
 
@@ -75,9 +77,6 @@ pub enum Buffer {
     /// A score for each token of the vocabulary.
     Logits,
 }
-
-/// Values that are quantised together (`emel_kernels::Q8Activations`).
-const Q8_PACK: usize = 256;
 
 /// The number of [`Buffer`]s.
 pub const BUFFERS: usize = Buffer::Logits as usize + 1;
@@ -408,15 +407,15 @@ impl Program {
         self.embedding_shape.rows
     }
 
-    /// The most values that a token has as the quantised input of a matrix, each row of
-    /// them filled up to whole packs.
-    pub fn quantised_columns_max(&self) -> usize {
+    /// The quantised input of a matrix that takes the most memory: inputs per token, and
+    /// columns of each.
+    pub fn quantised_max(&self) -> (usize, usize) {
         self.matrices
             .iter()
             .filter(|matrix| matrix.format.activations() == ActivationFormat::Q8)
-            .map(|matrix| matrix.inputs_per_token * matrix.columns.next_multiple_of(Q8_PACK))
-            .max()
-            .unwrap_or(0)
+            .map(|matrix| (matrix.inputs_per_token, matrix.columns))
+            .max_by_key(|&(inputs, columns)| Q8Activations::required_bytes(inputs, columns))
+            .unwrap_or((0, 0))
     }
 
     /// The most experts that any router chooses among, and the most it chooses.
