@@ -220,6 +220,7 @@ fn missing_hyperparameters_are_named() {
         ("qwen35moe.gguf", "qwen35moe.ssm.time_step_rank"),
         ("qwen35moe.gguf", "qwen35moe.ssm.group_count"),
         ("deepseek2.gguf", "deepseek2.attention.kv_lora_rank"),
+        ("deepseek2.gguf", "deepseek2.attention.q_lora_rank"),
     ] {
         let error = open(&copy(model).without(key)).expect_err(key);
         assert!(error.contains(key), "{key}: {error}");

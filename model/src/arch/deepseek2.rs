@@ -68,7 +68,11 @@ fn latent_shape(
     }
     Ok(LatentShape {
         latent: keys.size("attention.kv_lora_rank")?,
-        query_latent: keys.optional_size("attention.q_lora_rank")?,
+        // The small models project queries directly.
+        query_latent: match model.has("blk.0.attn_q.weight") {
+            true => None,
+            false => Some(keys.size("attention.q_lora_rank")?),
+        },
         plain: key - turning,
         turning,
         value: keys.size_or("attention.value_length_mla", shape.value_width)?,
