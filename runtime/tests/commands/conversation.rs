@@ -100,6 +100,37 @@ fn a_real_model_answers_each_line_in_the_light_of_those_before() {
 }
 
 #[test]
+fn a_second_answer_computes_only_what_is_new() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("statistics");
+    let statistics = ["-n", "20", "--stats-json", path.to_str().unwrap()];
+    let arguments = [&SMALL[..], &statistics].concat();
+    let usage = |lines: &str| -> Value {
+        result(talk(&llama(), &arguments, lines));
+        serde_json::from_slice(&fs::read(&path).unwrap()).unwrap()
+    };
+    let tokens = |usage: &Value, name: &str| usage[name].as_u64().unwrap();
+    let once = usage("hello\n");
+    assert_eq!(tokens(&once, "resumed_tokens"), 0);
+    let twice = usage("hello\nand more\n");
+    // The first prompt, at least, is there already; the tokens of an answer may be others
+    // when its text is read again.
+    let resumed = tokens(&twice, "resumed_tokens");
+    assert!(resumed >= tokens(&once, "prompt_tokens"), "{twice}");
+    assert!(resumed < tokens(&twice, "prompt_tokens"), "{twice}");
+    if let Some(model) = real_model(SMOLLM2) {
+        let budget = ["-n", "40", "--ram-budget", "512M"];
+        let arguments = [&budget[..], &statistics[2..]].concat();
+        let lines = "What is the capital of France?\nAnd of Italy?\n";
+        result(talk(&model, &arguments, lines));
+        let twice: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        // The end of the first turn, and the second.
+        let computed = tokens(&twice, "prompt_tokens") - tokens(&twice, "resumed_tokens");
+        assert!(computed <= 20, "{twice}");
+    }
+}
+
+#[test]
 fn the_end_of_the_input_and_exit_end_a_conversation() {
     assert_eq!(result(talk(&llama(), &SMALL, "")), "");
     assert_eq!(result(talk(&llama(), &SMALL, "\n  \n")), "");
@@ -225,6 +256,7 @@ fn options_of_a_conversation_belong_to_one() {
         ("-sys a -p b", "--conversation"),
         ("-st -p b", "--conversation"),
         ("-cnv -no-cnv", "cannot be used with"),
+        ("-cnv --session a", "cannot be used with"),
         ("-no-cnv", "--prompt <TEXT>"),
         ("-p a --chat-template chatml", "expected --conversation"),
         ("-cnv -sys a -sysf b", "cannot be used with"),
