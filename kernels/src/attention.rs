@@ -539,11 +539,10 @@ impl Weights<'_> {
     ) -> [[f32; VALUES_NEAR]; 4] {
         let mut sums = [[0.0; VALUES_NEAR]; 4];
         let mut seen = [0..0, 0..0, 0..0, 0..0];
-        let (mut common, mut all) = (0..usize::MAX, usize::MAX..0);
+        let mut common = 0..usize::MAX;
         for (query, seen) in seen[..Q].iter_mut().enumerate() {
             *seen = self.tile.visible(self.tile.queries.start + index + query);
             common = common.start.max(seen.start)..common.end.min(seen.end);
-            all = all.start.min(seen.start)..all.end.max(seen.end);
         }
         // Positions that all see, together; those before and after, query by query.
         common.end = common.end.max(common.start);
