@@ -1,3 +1,5 @@
-//! Benchmarks.
+//! Benchmarks, and the models of random weights that they run on.
 
 #![forbid(unsafe_code)]
+
+pub mod synth;

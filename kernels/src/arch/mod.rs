@@ -105,10 +105,6 @@ pub(crate) trait Simd: Panels + Send + Sync + 'static {
     fn load_bytes(self, bytes: &[u8; 32]) -> Self::Bytes;
     /// Writes thirty-two bytes.
     fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; 32]);
-    /// The low nibbles of 16 bytes, then their high nibbles.
-    fn load_nibbles(self, bytes: &[u8; 16]) -> Self::Bytes;
-    /// Byte `i` is `value` where bit `i` of `bits` is set, else 0.
-    fn spread_bits(self, bits: u32, value: u8) -> Self::Bytes;
     /// `value` where a byte has the bit `bit` (one of eight) set, else 0.
     fn where_bit(self, bytes: Self::Bytes, bit: u8, value: u8) -> Self::Bytes;
     /// Byte `i` is negated (wrapping) where bit `i` of `bits` is set.
@@ -172,6 +168,8 @@ pub(crate) trait Panels: Copy {
     fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads;
     /// `(word >> shift) & mask` of each row's four bytes as one word, `mask` repeated in each byte.
     fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads;
+    /// Bits `shift..shift + 4` of each row's word as four bytes of 0 or 1.
+    fn bits_as_quads(self, words: Self::Quads, shift: u32) -> Self::Quads;
     /// `a | b << 4`, where no bit of `b` leaves its byte.
     fn or_shifted(self, a: Self::Quads, b: Self::Quads) -> Self::Quads;
     /// `table[byte]` for bytes below 16.

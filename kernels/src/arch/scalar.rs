@@ -159,22 +159,6 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn load_nibbles(self, bytes: &[u8; 16]) -> [u8; 32] {
-        std::array::from_fn(|index| {
-            if index < 16 {
-                bytes[index] & 15
-            } else {
-                bytes[index - 16] >> 4
-            }
-        })
-    }
-
-    #[inline(always)]
-    fn spread_bits(self, bits: u32, value: u8) -> [u8; 32] {
-        std::array::from_fn(|index| ((bits >> index) & 1) as u8 * value)
-    }
-
-    #[inline(always)]
     fn where_bit(self, bytes: [u8; 32], bit: u8, value: u8) -> [u8; 32] {
         bytes.map(|byte| if byte & bit == bit { value } else { 0 })
     }
@@ -300,6 +284,14 @@ impl Panels for Scalar {
     fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads {
         let mask = u32::from_le_bytes([mask; 4]);
         quads.map(|quad| ((u32::from_le_bytes(quad) >> shift) & mask).to_le_bytes())
+    }
+
+    #[inline(always)]
+    fn bits_as_quads(self, words: Self::Quads, shift: u32) -> Self::Quads {
+        words.map(|word| {
+            let bits = u32::from_le_bytes(word) >> shift;
+            [bits, bits >> 1, bits >> 2, bits >> 3].map(|bit| (bit & 1) as u8)
+        })
     }
 
     #[inline(always)]

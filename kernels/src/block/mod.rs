@@ -231,6 +231,26 @@ meanings! {
 /// The widest block of any format.
 pub(crate) const BLOCK_ELEMENTS_MAX: usize = 256;
 
+/// As [`store_nibbles`], with a fifth bit for each weight: bit `i` of the row's word is weight
+/// `i`'s.
+#[inline(always)]
+fn store_nibbles_and_fifth_bits<S: Simd>(
+    simd: S,
+    bytes: &[&[u8; 16]; PANEL_ROWS],
+    fifth: S::Quads,
+    group: &mut [[u8; 4 * PANEL_ROWS]; 8],
+) {
+    let quads = simd.interleave_half(bytes);
+    for (quad, quads) in quads.into_iter().enumerate() {
+        for half in 0..2 {
+            let place = quad + 4 * half;
+            let nibbles = simd.quad_bits(quads, 4 * half as u32, 15);
+            let fifth = simd.bits_as_quads(fifth, 4 * place as u32);
+            simd.store_quads(simd.or_shifted(nibbles, fifth), &mut group[place]);
+        }
+    }
+}
+
 /// The four bit pairs of 32 bytes, lowest first.
 #[inline(always)]
 fn bit_pairs<S: Simd>(simd: S, bytes: S::Bytes) -> [S::Bytes; 4] {

@@ -3,9 +3,12 @@
 //! 22 bytes: `d` (2), the fifth bits of the 32 weights (4), then 16 bytes whose low nibbles are
 //! the other bits of weights 0–15 and high nibbles those of 16–31.
 
-use super::{ActivationFormat, Block, RowBlock, Signed, half_at, part};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, of_one_length,
+    part, parts, store_nibbles_and_fifth_bits, words_of_four, words_of_two,
+};
 use crate::arch::Simd;
-use crate::panel::RowPack;
+use crate::panel::Panel;
 
 /// 32 weights in 22 bytes.
 pub(crate) enum Q5_0 {}
@@ -34,17 +37,20 @@ impl Block for Q5_0 {
     }
 }
 
-impl RowBlock for Q5_0 {
+impl QuantisedBlock for Q5_0 {
     type Meaning = Signed;
     const OFFSET_LOG2: u32 = 4;
 
     #[inline(always)]
-    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        for (group, raw) in blocks.iter().enumerate() {
-            out.scales[0][group] = simd.f16(*part(raw, 0));
-            let fifth = simd.spread_bits(u32::from_le_bytes(*part(raw, 2)), 16);
-            let weights = simd.or(simd.load_nibbles(part(raw, 6)), fifth);
-            simd.store_bytes(weights, &mut out.quants[group]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
+            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
+            simd.store_rows(scales, &mut panel.scales[0][group]);
+            let fifth = words_of_four(simd, &blocks, 2);
+            let (nibbles, quants) = (parts(&blocks, 6), &mut panel.quants[group]);
+            store_nibbles_and_fifth_bits(simd, &nibbles, fifth, quants);
         }
     }
 }

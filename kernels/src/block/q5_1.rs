@@ -3,9 +3,12 @@
 //! 24 bytes: `d` (2), `m` (2), the fifth bits of the 32 weights (4), then 16 bytes whose low
 //! nibbles are the other bits of weights 0–15 and high nibbles those of 16–31.
 
-use super::{ActivationFormat, Block, RowBlock, WithMinimum, half_at, part};
+use super::{
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
+    of_one_length, part, parts, store_nibbles_and_fifth_bits, words_of_four,
+};
 use crate::arch::Simd;
-use crate::panel::RowPack;
+use crate::panel::Panel;
 
 /// 32 weights in 24 bytes.
 pub(crate) enum Q5_1 {}
@@ -35,17 +38,20 @@ impl Block for Q5_1 {
     }
 }
 
-impl RowBlock for Q5_1 {
+impl QuantisedBlock for Q5_1 {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        for (group, raw) in blocks.iter().enumerate() {
-            out.scales[0][group] = simd.f16(*part(raw, 0));
-            out.minima[0][group] = simd.f16(*part(raw, 2));
-            let fifth = simd.spread_bits(u32::from_le_bytes(*part(raw, 4)), 16);
-            let weights = simd.or(simd.load_nibbles(part(raw, 8)), fifth);
-            simd.store_bytes(weights, &mut out.quants[group]);
+    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let (rows, groups) = of_one_length(rows);
+        for group in 0..groups {
+            let blocks = blocks_at(&rows, group);
+            let head = words_of_four(simd, &blocks, 0);
+            simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
+            simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);
+            let fifth = words_of_four(simd, &blocks, 4);
+            let (nibbles, quants) = (parts(&blocks, 8), &mut panel.quants[group]);
+            store_nibbles_and_fifth_bits(simd, &nibbles, fifth, quants);
         }
     }
 }

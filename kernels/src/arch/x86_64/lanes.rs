@@ -194,20 +194,6 @@ where
     }
 
     #[inline(always)]
-    fn load_nibbles(self, bytes: &[u8; 16]) -> __m256i {
-        proven! {
-            let low = _mm_loadu_si128(bytes.as_ptr().cast());
-            let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
-            _mm256_and_si256(both, _mm256_set1_epi8(15))
-        }
-    }
-
-    #[inline(always)]
-    fn spread_bits(self, bits: u32, value: u8) -> __m256i {
-        proven! { _mm256_and_si256(self.bit_mask(bits), _mm256_set1_epi8(value as i8)) }
-    }
-
-    #[inline(always)]
     fn where_bit(self, bytes: __m256i, bit: u8, value: u8) -> __m256i {
         proven! {
             let bit = _mm256_set1_epi8(bit as i8);

@@ -59,6 +59,9 @@ pub(crate) type AvxVnni = X86<Ymm<true>>;
 /// Registers twice as wide and twice as many, and integer dot products of four.
 pub(crate) type Avx512 = X86<Zmm>;
 
+/// Four bits times this have bit `i` at the bottom of byte `i`.
+const BITS_TO_BYTES: i32 = 1 | 1 << 7 | 1 << 14 | 1 << 21;
+
 /// Four values as one element of a vector.
 #[inline(always)]
 fn quad(values: &[i8; 4]) -> i32 {

@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Level, X86, Ymm, quad};
+use super::{BITS_TO_BYTES, Level, X86, Ymm, quad};
 use crate::arch::{PANEL_ROWS, Panels, Routine};
 
 /// Wraps intrinsics that need the features an [`X86`] proves.
@@ -231,6 +231,18 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
     fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads {
         let mask = proven! { _mm256_set1_epi8(mask as i8) };
         self.and(self.shifted(quads, shift), mask)
+    }
+
+    #[inline(always)]
+    fn bits_as_quads(self, words: Self::Quads, shift: u32) -> Self::Quads {
+        let shifted = self.shifted(words, shift);
+        proven! {
+            let four = self.and(shifted, _mm256_set1_epi32(15));
+            let factor = _mm256_set1_epi32(BITS_TO_BYTES);
+            let first = _mm256_mullo_epi32(four[0], factor);
+            let last = _mm256_mullo_epi32(four[1], factor);
+            self.and([first, last], _mm256_set1_epi8(1))
+        }
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Level, X86, Ymm, Zmm, quad};
+use super::{BITS_TO_BYTES, Level, X86, Ymm, Zmm, quad};
 use crate::arch::{PANEL_ROWS, Panels, Routine};
 
 /// Wraps intrinsics that need the features an [`X86<Zmm>`] proves.
@@ -178,6 +178,16 @@ impl Panels for X86<Zmm> {
         proven! {
             let shifted = _mm512_srlv_epi32(quads, _mm512_set1_epi32(shift as i32));
             _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn bits_as_quads(self, words: __m512i, shift: u32) -> __m512i {
+        proven! {
+            let shifted = _mm512_srlv_epi32(words, _mm512_set1_epi32(shift as i32));
+            let four = _mm512_and_si512(shifted, _mm512_set1_epi32(15));
+            let spread = _mm512_mullo_epi32(four, _mm512_set1_epi32(BITS_TO_BYTES));
+            _mm512_and_si512(spread, _mm512_set1_epi8(1))
         }
     }
 
