@@ -120,7 +120,7 @@ impl<F: QuantisedBlock> Routine for Unpack<'_, F> {
             let start = self.pack * blocks_per_pack;
             *row = &blocks[start..blocks.len().min(start + blocks_per_pack)];
             if self.prefetches {
-                prefetch_next(simd, *row, self.weights.row_bytes());
+                prefetch_next(simd, row, self.weights.row_bytes());
             }
         }
         F::unpack(simd, &rows, self.panel);
