@@ -233,7 +233,9 @@ fn quantise_group<S: Simd>(
     quants: &mut [i8; GROUP_ELEMENTS],
 ) -> ([f32; 2], [i32; 2]) {
     let (halves, _) = values.as_chunks::<HALF_ELEMENTS>();
-    let [first, second] = [&halves[0], &halves[1]].map(|half| quantise_half(simd, half));
+    // Written out: intrinsics in the closure of a `map` are not always inlined.
+    let first = quantise_half(simd, &halves[0]);
+    let second = quantise_half(simd, &halves[1]);
     let lanes = [first.0[0], first.0[1], second.0[0], second.0[1]];
     let sums = simd.narrow(lanes, quants);
     ([first.1, second.1], sums)
@@ -244,7 +246,7 @@ fn quantise_group<S: Simd>(
 fn quantise_half<S: Simd>(simd: S, values: &[f32; HALF_ELEMENTS]) -> ([S::Floats; 2], f32) {
     let (eights, _) = values.as_chunks::<8>();
     let lanes = [simd.load(&eights[0]), simd.load(&eights[1])];
-    let [first, second] = lanes.map(|lane| simd.absolute(lane));
+    let (first, second) = (simd.absolute(lanes[0]), simd.absolute(lanes[1]));
     // Zero first, so that a NaN in the values stays.
     let greatest = simd.maximum(simd.maximum(simd.splat(0.0), first), second);
     let mut scale = simd.greatest(greatest) / 127.0;
@@ -252,11 +254,18 @@ fn quantise_half<S: Simd>(simd: S, values: &[f32; HALF_ELEMENTS]) -> ([S::Floats
     if scale < f32::MIN_POSITIVE {
         (scale, inverse) = (0.0, 0.0);
     }
-    let (inverse, limit) = (simd.splat(inverse), simd.splat(127.0));
-    let quants = lanes.map(|lane| {
-        // The limits come second so that a NaN becomes one of them: a quant is never -128.
-        let bounded = simd.minimum(simd.multiply(lane, inverse), limit);
-        simd.round(simd.maximum(bounded, simd.splat(-127.0)))
-    });
+    let inverse = simd.splat(inverse);
+    let quants = [
+        quants_of(simd, lanes[0], inverse),
+        quants_of(simd, lanes[1], inverse),
+    ];
     (quants, scale)
+}
+
+/// Eight values in units of their scale, rounded.
+#[inline(always)]
+fn quants_of<S: Simd>(simd: S, lanes: S::Floats, inverse: S::Floats) -> S::Floats {
+    // The limits come second so that a NaN becomes one of them: a quant is never -128.
+    let bounded = simd.minimum(simd.multiply(lanes, inverse), simd.splat(127.0));
+    simd.round(simd.maximum(bounded, simd.splat(-127.0)))
 }

@@ -6,9 +6,9 @@
 //! # Exactness
 //!
 //! The bits of every result are the same for any number of threads, any number of tokens computed
-//! together, any split of rows, and any instruction set. Sums run through eight `f32` lanes, in an
-//! order that depends on a row's length and format only, and end in one fixed tree. Each kernel is
-//! written once over the vector vocabulary of `arch/`, whose scalar implementation is the reference.
+//! together, any split of rows, and any instruction set. The order of a sum depends on a row's
+//! length and format only. Each kernel is written once over the vector vocabulary of `arch/`, whose
+//! scalar implementation is the reference.
 //!
 //! # Where things are
 //!
@@ -17,7 +17,8 @@
 //! | `path.rs` | [`Kernels`]: the choice of instruction set, dispatched once per call |
 //! | `arch/` | the vector vocabulary and its implementations |
 //! | `block/` | [`Format`]: one file per weight format |
-//! | `matrix.rs`, `activations.rs`, `matmul.rs` | the two operands and their product |
+//! | `matrix.rs`, `activations.rs`, `matmul/` | the two operands and their product |
+//! | `panel.rs` | sixteen rows unpacked side by side |
 //! | `norm.rs`, `rope.rs`, `feed_forward.rs`, `gates.rs` | what happens between products |
 //! | `convolution.rs`, `delta_rule.rs` | what recurrent layers add |
 //! | `cache.rs`, `attention.rs` | KV cache rows and attention over them |

@@ -238,10 +238,10 @@ where
             _mm256_storeu_si256(out.as_mut_ptr().cast(), bytes);
             let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
             let quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-            [_mm256_castsi256_si128(quads), _mm256_extracti128_si256::<1>(quads)].map(|half| {
-                let pair = _mm_add_epi32(half, _mm_shuffle_epi32::<0b01_00_11_10>(half));
-                _mm_cvtsi128_si32(_mm_add_epi32(pair, _mm_shuffle_epi32::<0b10_11_00_01>(pair)))
-            })
+            let pairs = _mm256_add_epi32(quads, _mm256_shuffle_epi32::<0b01_00_11_10>(quads));
+            let sums = _mm256_add_epi32(pairs, _mm256_shuffle_epi32::<0b10_11_00_01>(pairs));
+            let last = _mm256_extracti128_si256::<1>(sums);
+            [_mm_cvtsi128_si32(_mm256_castsi256_si128(sums)), _mm_cvtsi128_si32(last)]
         }
     }
 }
