@@ -21,7 +21,7 @@
 //! | `panel.rs` | sixteen rows unpacked side by side |
 //! | `norm.rs`, `rope.rs`, `feed_forward.rs`, `gates.rs` | what happens between products |
 //! | `convolution.rs`, `delta_rule.rs` | what recurrent layers add |
-//! | `cache.rs`, `attention.rs` | KV cache rows and attention over them |
+//! | `cache.rs`, `attention/` | KV cache rows and attention over them |
 //! | `pool/` | [`Pool`]: fork and join |
 
 mod activations;

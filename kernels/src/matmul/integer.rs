@@ -127,10 +127,9 @@ impl<F: QuantisedBlock> Routine for Unpack<'_, F> {
     }
 }
 
-/// Prefetches what lies at the same place two panels on.
+/// Prefetches what lies at the same place in the next panel.
 ///
-/// The rows of small formats are shorter than a page, where the hardware's own prefetchers stop
-/// and start again; without this, decode runs at less than half of memory's speed.
+/// Sixteen rows are as many streams, too many for the hardware's own prefetchers.
 #[inline(always)]
 fn prefetch_next<S: Simd, R>(simd: S, blocks: &[R], row_bytes: usize) {
     const LINE_BYTES: usize = 64;

@@ -5,15 +5,6 @@ use std::arch::x86_64::*;
 use super::{Level, X86};
 use crate::arch::{Panels, Routine, Simd};
 
-/// Wraps intrinsics that need the features an [`X86`] proves.
-macro_rules! proven {
-    ($($body:tt)*) => {
-        // SAFETY: `self` exists only where the CPU has AVX2, FMA and F16C; pointers below come
-        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
-        unsafe { $($body)* }
-    };
-}
-
 impl<L: Level> X86<L> {
     /// Byte `i` is 255 where bit `i` of `bits` is set, else 0.
     #[inline(always)]

@@ -9,6 +9,16 @@
 //! `lanes.rs` has what they share; how a level handles panels of rows is in `ymm.rs` (the first
 //! two) and `zmm.rs`.
 
+/// Wraps intrinsics that need the features an [`X86`] proves.
+macro_rules! proven {
+    ($($body:tt)*) => {
+        // SAFETY: an `X86` exists only where the CPU has its level's features; pointers in the body
+        // come from references to arrays of exactly the width accessed, and the accesses are
+        // unaligned.
+        unsafe { $($body)* }
+    };
+}
+
 mod lanes;
 mod ymm;
 mod zmm;

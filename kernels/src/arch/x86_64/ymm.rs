@@ -10,15 +10,6 @@ use std::arch::x86_64::*;
 use super::{BITS_TO_BYTES, Level, X86, Ymm, quad};
 use crate::arch::{PANEL_ROWS, Panels, Routine};
 
-/// Wraps intrinsics that need the features an [`X86`] proves.
-macro_rules! proven {
-    ($($body:tt)*) => {
-        // SAFETY: `self` exists only where the CPU has the level's features; pointers below come
-        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
-        unsafe { $($body)* }
-    };
-}
-
 impl Level for Ymm<false> {
     fn is_available() -> bool {
         is_x86_feature_detected!("avx2")

@@ -5,15 +5,6 @@ use std::arch::x86_64::*;
 use super::{BITS_TO_BYTES, Level, X86, Ymm, Zmm, quad};
 use crate::arch::{PANEL_ROWS, Panels, Routine};
 
-/// Wraps intrinsics that need the features an [`X86<Zmm>`] proves.
-macro_rules! proven {
-    ($($body:tt)*) => {
-        // SAFETY: `self` exists only where the CPU has the level's features; pointers below come
-        // from references to arrays of exactly the width accessed, and the accesses are unaligned.
-        unsafe { $($body)* }
-    };
-}
-
 impl Level for Zmm {
     fn is_available() -> bool {
         Ymm::<false>::is_available()

@@ -10,13 +10,19 @@
 //! Sixteen keys lie side by side while they meet the tile, as the rows of a matrix product do, so
 //! that a vector's lanes are positions and nothing is summed across lanes.
 
+mod scores;
+mod values;
+
 use std::ops::Range;
 
-use crate::arch::{LANES, PANEL_ROWS, Routine, Simd, exponential};
+use crate::arch::{PANEL_ROWS, Routine, Simd};
 use crate::cache::{CacheElement, KvSlice, KvView};
 use crate::path::Kernels;
 use crate::pool::Pool;
 use crate::shared::SharedSlice;
+use scores::{exponentiate, score};
+pub(crate) use values::VALUES_NEAR;
+use values::Weights;
 
 /// What does not change from call to call of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,12 +58,6 @@ pub struct AttentionInput<'a> {
 
 /// Queries that meet a key or a value together.
 const TILE: usize = 16;
-
-/// Elements of a head for which sixteen keys are unpacked at a time: 8 KiB.
-const ELEMENTS_NEAR: usize = 128;
-
-/// Elements of a head whose sums over the positions are kept in registers.
-pub(crate) const VALUES_NEAR: usize = 64;
 
 /// Room for the scores of one tile per worker.
 pub struct AttentionScratch {
@@ -351,280 +351,5 @@ impl<'a, E> Strided<'a, E> {
     #[inline(always)]
     fn row(&self, position: usize) -> &'a [E] {
         &self.elements[position * self.stride..][..self.width]
-    }
-}
-
-/// `scores[q][p - positions.start] = query q · keys[p]` for all queries of the tile.
-#[inline(always)]
-fn score<S: Simd, K: CacheElement>(
-    simd: S,
-    tile: &Tile<'_>,
-    keys: &Strided<'_, K>,
-    positions: Range<usize>,
-    scores: &mut [f32],
-) {
-    let mut panel = [[0.0; PANEL_ROWS]; ELEMENTS_NEAR];
-    for first in positions.clone().step_by(PANEL_ROWS) {
-        let last = positions.end - 1;
-        let mut rows = [keys.row(first); PANEL_ROWS];
-        for (row, position) in rows.iter_mut().zip(first..) {
-            *row = keys.row(position.min(last));
-        }
-        for element in (0..keys.width).step_by(ELEMENTS_NEAR) {
-            let end = keys.width.min(element + ELEMENTS_NEAR);
-            let panel = &mut panel[..end - element];
-            unpack_keys(simd, &rows, element..end, panel);
-            let scores = &mut scores[first - positions.start..];
-            let count = tile.queries.len();
-            let mut index = 0;
-            while index + 8 <= count {
-                score_panel::<S, 8>(simd, tile, index, panel, element, scores);
-                index += 8;
-            }
-            while index + 2 <= count {
-                score_panel::<S, 2>(simd, tile, index, panel, element, scores);
-                index += 2;
-            }
-            if index < count {
-                score_panel::<S, 1>(simd, tile, index, panel, element, scores);
-            }
-        }
-    }
-}
-
-/// Elements `elements` of sixteen keys, side by side.
-#[inline(always)]
-fn unpack_keys<S: Simd, K: CacheElement>(
-    simd: S,
-    rows: &[&[K]; PANEL_ROWS],
-    elements: Range<usize>,
-    panel: &mut [[f32; PANEL_ROWS]],
-) {
-    let (eights, rest) = panel.as_chunks_mut::<LANES>();
-    for (index, out) in eights.iter_mut().enumerate() {
-        let element = elements.start + index * LANES;
-        let mut parts = [rows[0][element..].first_chunk().expect("eight elements"); PANEL_ROWS];
-        for (part, row) in parts.iter_mut().zip(rows) {
-            *part = row[element..].first_chunk().expect("eight elements");
-        }
-        K::side_by_side(simd, &parts, out);
-    }
-    if rest.is_empty() {
-        return;
-    }
-    let element = elements.end - rest.len();
-    let mut padded = [[K::ZERO; LANES]; PANEL_ROWS];
-    for (padded, row) in padded.iter_mut().zip(rows) {
-        padded[..rest.len()].copy_from_slice(&row[element..element + rest.len()]);
-    }
-    let mut parts = [&padded[0]; PANEL_ROWS];
-    for (part, padded) in parts.iter_mut().zip(&padded) {
-        *part = padded;
-    }
-    let mut out = [[0.0; PANEL_ROWS]; LANES];
-    K::side_by_side(simd, &parts, &mut out);
-    rest.copy_from_slice(&out[..rest.len()]);
-}
-
-/// Adds to the scores of `Q` queries what the elements of the panel contribute.
-#[inline(always)]
-fn score_panel<S: Simd, const Q: usize>(
-    simd: S,
-    tile: &Tile<'_>,
-    first: usize,
-    panel: &[[f32; PANEL_ROWS]],
-    element: usize,
-    scores: &mut [f32],
-) {
-    let mut queries: [&[f32]; Q] = [&[]; Q];
-    for (index, query) in queries.iter_mut().enumerate() {
-        *query = &tile.query(tile.queries.start + first + index)[element..][..panel.len()];
-    }
-    let mut sums = [simd.load_rows(&[0.0; PANEL_ROWS]); Q];
-    if element > 0 {
-        for (index, sum) in sums.iter_mut().enumerate() {
-            let scores = &scores[(first + index) * tile.stride..];
-            *sum = simd.load_rows(scores.first_chunk().expect("room for sixteen"));
-        }
-    }
-    for (index, keys) in panel.iter().enumerate() {
-        let keys = simd.load_rows(keys);
-        for query in 0..Q {
-            sums[query] = simd.add_scaled(keys, queries[query][index], sums[query]);
-        }
-    }
-    for (index, sum) in sums.into_iter().enumerate() {
-        let scores = &mut scores[(first + index) * tile.stride..];
-        simd.store_rows(sum, scores.first_chunk_mut().expect("room for sixteen"));
-    }
-}
-
-/// Replaces scores by `e^(score - greatest)` and returns their sum, the sink's share included.
-#[inline(always)]
-fn exponentiate<S: Simd>(simd: S, scores: &mut [f32], sink: Option<f32>) -> f32 {
-    let greatest = scores
-        .iter()
-        .copied()
-        .chain(sink)
-        .fold(f32::NEG_INFINITY, f32::max);
-    let shift = simd.splat(greatest);
-    let mut sums = simd.splat(0.0);
-    let (eights, rest) = scores.as_chunks_mut::<LANES>();
-    for eight in eights {
-        let lanes = exponential(simd, simd.subtract(simd.load(eight), shift));
-        sums = simd.add(sums, lanes);
-        simd.store(lanes, eight);
-    }
-    // Padding far below any score adds exactly zero.
-    let mut padded = [f32::NEG_INFINITY; LANES];
-    padded[..rest.len()].copy_from_slice(rest);
-    let lanes = exponential(simd, simd.subtract(simd.load(&padded), shift));
-    sums = simd.add(sums, lanes);
-    simd.store(lanes, &mut padded);
-    rest.copy_from_slice(&padded[..rest.len()]);
-
-    let Some(sink) = sink else {
-        return simd.sum(sums);
-    };
-    simd.store(exponential(simd, simd.splat(sink - greatest)), &mut padded);
-    simd.sum(sums) + padded[0]
-}
-
-/// The softmax of a tile's queries.
-struct Weights<'a> {
-    tile: &'a Tile<'a>,
-    /// `e^score` of each query, from position `start` on.
-    scores: &'a [f32],
-    start: usize,
-    /// One over their sum.
-    factors: [f32; TILE],
-}
-
-impl Weights<'_> {
-    /// Writes `factor · Σ_p weight[p] · values[p]` of every query, positions ascending.
-    #[inline(always)]
-    fn sum_values<S: Simd, V: CacheElement>(
-        &self,
-        simd: S,
-        values: &Strided<'_, V>,
-        out: SharedSlice<'_, f32>,
-    ) {
-        for first in (0..values.width).step_by(VALUES_NEAR) {
-            let width = VALUES_NEAR.min(values.width - first);
-            let mut index = 0;
-            while index < self.tile.queries.len() {
-                let count = (self.tile.queries.len() - index).min(4);
-                let sums = match count {
-                    4 => self.sum_near::<S, V, 4>(simd, values, index, first, width),
-                    _ => self.sum_near::<S, V, 1>(simd, values, index, first, width),
-                };
-                let done = if count == 4 { 4 } else { 1 };
-                for (place, sums) in (index..index + done).zip(sums) {
-                    self.write(place, first, &sums[..width], out);
-                }
-                index += done;
-            }
-        }
-    }
-
-    /// Elements `first..first + width` of the sums of `Q` queries.
-    #[inline(always)]
-    fn sum_near<S: Simd, V: CacheElement, const Q: usize>(
-        &self,
-        simd: S,
-        values: &Strided<'_, V>,
-        index: usize,
-        first: usize,
-        width: usize,
-    ) -> [[f32; VALUES_NEAR]; 4] {
-        let mut sums = [[0.0; VALUES_NEAR]; 4];
-        let mut seen = [0..0, 0..0, 0..0, 0..0];
-        let mut common = 0..usize::MAX;
-        for (query, seen) in seen[..Q].iter_mut().enumerate() {
-            *seen = self.tile.visible(self.tile.queries.start + index + query);
-            common = common.start.max(seen.start)..common.end.min(seen.end);
-        }
-        // Positions that all see, together; those before and after, query by query.
-        common.end = common.end.max(common.start);
-        for query in 0..Q {
-            let before = seen[query].start..seen[query].end.min(common.start);
-            let sums = std::array::from_mut(&mut sums[query]);
-            self.add_values::<S, V, 1>(simd, values, index + query, first, width, before, sums);
-        }
-        let together: &mut [[f32; VALUES_NEAR]; Q] =
-            sums.first_chunk_mut().expect("at most four queries");
-        self.add_values::<S, V, Q>(simd, values, index, first, width, common.clone(), together);
-        for query in 0..Q {
-            let after = seen[query].start.max(common.end)..seen[query].end;
-            let sums = std::array::from_mut(&mut sums[query]);
-            self.add_values::<S, V, 1>(simd, values, index + query, first, width, after, sums);
-        }
-        sums
-    }
-
-    /// Adds some positions to the sums of `Q` queries.
-    #[inline(always)]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "which queries, elements and positions"
-    )]
-    fn add_values<S: Simd, V: CacheElement, const Q: usize>(
-        &self,
-        simd: S,
-        values: &Strided<'_, V>,
-        index: usize,
-        first: usize,
-        width: usize,
-        positions: Range<usize>,
-        memory: &mut [[f32; VALUES_NEAR]; Q],
-    ) {
-        if positions.is_empty() {
-            return;
-        }
-        let places = positions.start - self.start..positions.end - self.start;
-        let mut weights: [&[f32]; Q] = [&[]; Q];
-        for (query, weights) in weights.iter_mut().enumerate() {
-            *weights = &self.scores[(index + query) * self.tile.stride..][places.clone()];
-        }
-        let mut sums = [[simd.load_rows(&[0.0; PANEL_ROWS]); VALUES_NEAR / PANEL_ROWS]; Q];
-        for (sums, memory) in sums.iter_mut().zip(&*memory) {
-            for (sum, memory) in sums.iter_mut().zip(memory.as_chunks().0) {
-                *sum = simd.load_rows(memory);
-            }
-        }
-        for (place, position) in positions.enumerate() {
-            let row = &values.row(position)[first..first + width];
-            let mut loaded = [simd.load_rows(&[0.0; PANEL_ROWS]); VALUES_NEAR / PANEL_ROWS];
-            if let Some(row) = row.first_chunk() {
-                V::load_near(simd, row, &mut loaded);
-            } else {
-                let mut padded = [V::ZERO; VALUES_NEAR];
-                padded[..width].copy_from_slice(row);
-                V::load_near(simd, &padded, &mut loaded);
-            }
-            for query in 0..Q {
-                for chunk in 0..VALUES_NEAR / PANEL_ROWS {
-                    let sum = &mut sums[query][chunk];
-                    *sum = simd.add_scaled(loaded[chunk], weights[query][place], *sum);
-                }
-            }
-        }
-        for (sums, memory) in sums.into_iter().zip(memory) {
-            for (sum, memory) in sums.into_iter().zip(memory.as_chunks_mut().0) {
-                simd.store_rows(sum, memory);
-            }
-        }
-    }
-
-    /// Writes some elements of a query's output.
-    fn write(&self, index: usize, first: usize, sums: &[f32], out: SharedSlice<'_, f32>) {
-        let (token, head) = self.tile.token_and_head(self.tile.queries.start + index);
-        let shape = self.tile.shape;
-        let start = (token * shape.heads + head) * shape.head_dim_v + first;
-        // SAFETY: each query belongs to one task, and its outputs to it alone.
-        let out = unsafe { out.range(start, sums.len()) };
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = sum * self.factors[index];
-        }
     }
 }
