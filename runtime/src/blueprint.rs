@@ -260,7 +260,8 @@ impl Blueprint {
         let paths = self.catalog.files().iter().map(|file| file.path.as_path());
         let files = Arc::new(OpenFiles::open(paths, false)?);
         let check = || {
-            let identity = Identity::new(&self.catalog, files).get()?;
+            let vocabulary = self.tokenizer.vocabulary_size();
+            let identity = Identity::new(&self.catalog, vocabulary, files).get()?;
             SessionKind::new(identity, self.settings.kv_type).check(path, self.context)
         };
         check().map_err(|source| Error::session(path, source))
