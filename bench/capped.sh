@@ -7,7 +7,8 @@
 # SIZE is bytes, or a number with K, M or G (powers of 1024). The page cache of the
 # files that COMMAND reads counts too. The exit status is COMMAND's own, or 137 when
 # the kernel killed a process of the group for want of memory, 77 when no cgroup can be
-# made here, or 1 when anything else is wrong: COMMAND never runs without its cap.
+# made here, or 1 when anything else is wrong: COMMAND never runs without its cap. A
+# COMMAND's own 77 looks the same; only the message tells them apart.
 # shellcheck disable=SC2317,SC2329 # most functions are called by name or by a trap
 set -euo pipefail
 

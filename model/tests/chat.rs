@@ -194,6 +194,19 @@ fn templates_that_go_on_for_ever_or_grow_without_end_are_stopped() {
 }
 
 #[test]
+fn a_long_conversation_does_not_make_a_template_larger() {
+    let mut long = Conversation::default();
+    long.push("user", &"x".repeat(1 << 20));
+    let times = |count: usize| {
+        let source =
+            format!("{{% for i in range({count}) %}}{{{{ messages[0].content }}}}{{% endfor %}}");
+        template(&source).render(&long)
+    };
+    assert_eq!(times(10).unwrap().len(), 10 << 20);
+    assert!(matches!(times(100), Err(ChatError::TooMuchWork { .. })));
+}
+
+#[test]
 fn recursion_without_end_is_an_error_even_on_a_small_stack() {
     let calls = "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}".to_owned();
     let loops = "{% for a in [[1]] recursive %}{{ loop([a]) }}{% endfor %}".to_owned();

@@ -13,7 +13,7 @@ use emel_loader::plan::{Item, Plan, PlanInputs};
 use emel_loader::reader::Backend;
 use emel_model::arch;
 #[cfg(feature = "chat")]
-use emel_model::chat::ChatTemplates;
+use emel_model::chat::{ChatTemplates, SpecialTexts};
 use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
@@ -90,7 +90,8 @@ impl Default for Settings {
 pub struct Blueprint {
     /// The path it was opened by.
     pub path: PathBuf,
-    /// What the files hold, but for arrays: the tokenizer has taken what it needs of them.
+    /// What the files hold, but for arrays and chat templates: those who need them have
+    /// taken them.
     pub catalog: Catalog,
     /// The forward pass.
     pub program: Program,
@@ -156,8 +157,8 @@ impl Blueprint {
             }
         })?;
         #[cfg(feature = "chat")]
-        let chat_templates = ChatTemplates::read(catalog.metadata(), &tokenizer)
-            .map_err(|source| Error::model(path, source.into()))?;
+        let chat_templates =
+            ChatTemplates::take(catalog.metadata_mut(), SpecialTexts::of(&tokenizer));
         catalog.metadata_mut().drop_arrays();
         if tokenizer.vocabulary_size() > program.vocabulary() {
             return Err(Error::model(
@@ -260,7 +261,8 @@ impl Blueprint {
         let paths = self.catalog.files().iter().map(|file| file.path.as_path());
         let files = Arc::new(OpenFiles::open(paths, false)?);
         let check = || {
-            let identity = Identity::new(&self.catalog, files).get()?;
+            let vocabulary = self.tokenizer.vocabulary_size();
+            let identity = Identity::new(&self.catalog, vocabulary, files).get()?;
             SessionKind::new(identity, self.settings.kv_type).check(path, self.context)
         };
         check().map_err(|source| Error::session(path, source))

@@ -153,7 +153,11 @@ async fn build(
         sampler_bytes: blueprint.sampler_bytes,
         kv_type: blueprint.settings.kv_type,
         fixed: FixedUsage::new(blueprint, backend, &files, &generator),
-        identity: Identity::new(&blueprint.catalog, files),
+        identity: Identity::new(
+            &blueprint.catalog,
+            blueprint.tokenizer.vocabulary_size(),
+            files,
+        ),
         generator,
     };
     Ok((scheduler, description))

@@ -13,14 +13,15 @@
 //! All numbers are little-endian. A file is written beside its place and moved there when
 //! it is whole, so there is never a part of one.
 
-use std::fs::File;
+use std::fs::{self, File, OpenOptions};
 use std::hash::Hasher;
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use emel_loader::files::OpenFiles;
-use emel_loader::gguf::{Catalog, Extent};
+use emel_loader::gguf::{Catalog, Extent, Tensor};
 use emel_loader::reader::ReadError;
 use emel_model::kv_cache::KvType;
 use emel_model::state::{SequenceState, StateError};
@@ -29,11 +30,16 @@ use twox_hash::XxHash64;
 
 const MAGIC: [u8; 8] = *b"EMELSESS";
 /// Changes whenever what follows it is laid out or computed otherwise.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
-/// Tensors that are looked into to tell models of one shape apart, and how far.
-const SAMPLES: usize = 64;
-const SAMPLE_BYTES: u64 = 4096;
+/// Tensors that are looked into to tell models of one shape apart, and how far. All but
+/// the largest models have fewer.
+const SAMPLES: usize = 4096;
+const SAMPLE_BYTES: u64 = 512;
+
+/// Symbolic links that lead to a session, one to another, at most; as many as Linux
+/// follows.
+const LINKS_MAX: usize = 40;
 
 /// Why a session cannot be saved or restored.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +51,12 @@ pub enum SessionError {
     /// The file cannot be written.
     #[error("cannot write the session: {0}; check the folder, its permissions and the disk")]
     Write(io::Error),
+    /// The path leads to no file that keeps what is written to it.
+    #[error("cannot read the session: it is {found}, expected a regular file; choose another name")]
+    NotAFile {
+        /// What it is.
+        found: &'static str,
+    },
     /// The file is something else.
     #[error("this is not a session, expected one that emel has saved; choose another name")]
     Foreign,
@@ -99,20 +111,29 @@ impl SessionKind {
     }
 
     /// Writes the state to `path` and says how many tokens it stands for. What is there
-    /// already is replaced if it is a session.
+    /// already is replaced if it is a session, and its permissions are kept. Where a
+    /// symbolic link is there, what it leads to is replaced.
     ///
     /// # Errors
     /// When the path holds something else, or cannot be written.
     pub(crate) fn save(&self, path: &Path, state: &SequenceState) -> Result<usize, SessionError> {
-        if path.exists() && !is_session(path)? {
+        let path = &end_of_links(path)?;
+        let is_there = path.exists();
+        if is_there && !is_session(path)? {
             return Err(SessionError::Foreign);
         }
         let mut file = file_beside(path)?;
-        self.write(file.as_file_mut(), state)
-            .and_then(|()| file.as_file().sync_all())
-            .map_err(SessionError::Write)?;
+        let written = self.write(file.as_file_mut(), state).and_then(|()| {
+            if is_there {
+                file.as_file()
+                    .set_permissions(fs::metadata(path)?.permissions())?;
+            }
+            file.as_file().sync_all()
+        });
+        written.map_err(SessionError::Write)?;
         file.persist(path)
             .map_err(|error| SessionError::Write(error.error))?;
+        sync_folder(path).map_err(SessionError::Write)?;
         Ok(state.tokens().len())
     }
 
@@ -165,6 +186,7 @@ impl SessionKind {
     /// # Errors
     /// When the folder takes no files, or the file cannot be read or is none of this kind.
     pub(crate) fn check(&self, path: &Path, context: usize) -> Result<(), SessionError> {
+        let path = &end_of_links(path)?;
         drop(file_beside(path)?);
         if !path.exists() {
             return Ok(());
@@ -178,7 +200,7 @@ impl SessionKind {
 
     /// A reader of a session of this kind, up to its tokens.
     fn open(&self, path: &Path) -> Result<Hashing<BufReader<File>>, SessionError> {
-        let file = File::open(path).map_err(SessionError::Read)?;
+        let file = open_file(path)?;
         let mut input = Hashing::new(BufReader::new(file));
         if read_array(&mut input).map_err(foreign_if_short)? != MAGIC {
             return Err(SessionError::Foreign);
@@ -214,8 +236,8 @@ impl From<StateError> for SessionError {
 }
 
 /// Tells a model from others: a hash of its hyperparameters, of its tensors' names,
-/// types and shapes, and of samples of their weights. It is computed when first asked
-/// for, because it reads from the drive.
+/// types and shapes, of the vocabulary's size, and of samples of the weights. It is
+/// computed when first asked for, because it reads from the drive.
 #[derive(Debug)]
 pub(crate) struct Identity {
     files: Arc<OpenFiles>,
@@ -225,7 +247,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    pub(crate) fn new(catalog: &Catalog, files: Arc<OpenFiles>) -> Self {
+    pub(crate) fn new(catalog: &Catalog, vocabulary: usize, files: Arc<OpenFiles>) -> Self {
         let mut shape = XxHash64::with_seed(0);
         let architecture = catalog.metadata().str("general.architecture");
         let prefix = format!("{}.", architecture.ok().flatten().unwrap_or_default());
@@ -240,15 +262,11 @@ impl Identity {
             let text = format!("{name}:{}:{dims:?}\n", tensor.tensor_type.id());
             shape.write(text.as_bytes());
         }
-        let step = tensors.len().div_ceil(SAMPLES).max(1);
-        let samples = tensors.iter().step_by(step).map(|tensor| Extent {
-            bytes: tensor.extent.bytes.min(SAMPLE_BYTES),
-            ..tensor.extent
-        });
+        shape.write(format!("{vocabulary} tokens\n").as_bytes());
         Self {
             files,
             shape,
-            samples: samples.collect(),
+            samples: samples(tensors),
             known: None,
         }
     }
@@ -266,6 +284,28 @@ impl Identity {
     }
 }
 
+/// The middle of every tensor, in the file's order. Of too many tensors, those whose names
+/// hash lowest: a fixed step could meet the same kind of tensor in every layer, and miss
+/// all that a fine-tune has changed.
+fn samples(tensors: &[Tensor]) -> Vec<Extent> {
+    let mut chosen: Vec<&Tensor> = tensors.iter().collect();
+    if chosen.len() > SAMPLES {
+        chosen.sort_by_key(|tensor| XxHash64::oneshot(0, tensor.name.as_bytes()));
+        chosen.truncate(SAMPLES);
+    }
+    chosen.sort_by_key(|tensor| (tensor.extent.file, tensor.extent.offset));
+    let middle = |tensor: &Tensor| {
+        let extent = tensor.extent;
+        let bytes = extent.bytes.min(SAMPLE_BYTES);
+        Extent {
+            offset: extent.offset + (extent.bytes - bytes) / 2,
+            bytes,
+            ..extent
+        }
+    };
+    chosen.into_iter().map(middle).collect()
+}
+
 fn ggml_type(kv_type: KvType) -> u32 {
     match kv_type {
         KvType::F32 => 0,
@@ -273,17 +313,67 @@ fn ggml_type(kv_type: KvType) -> u32 {
     }
 }
 
-/// A new file in the folder of `path`, which is gone again unless it is kept.
-fn file_beside(path: &Path) -> Result<NamedTempFile, SessionError> {
-    let folder = match path.parent() {
+/// The path that symbolic links at `path` lead to, whether or not anything is there.
+fn end_of_links(path: &Path) -> Result<PathBuf, SessionError> {
+    let mut path = path.to_owned();
+    for _ in 0..=LINKS_MAX {
+        match fs::read_link(&path) {
+            Ok(target) => path = folder_of(&path).join(target),
+            // What is no link ends them; what cannot be looked at is noticed in its use.
+            Err(_) => return Ok(path),
+        }
+    }
+    let message = "symbolic links lead in a circle";
+    Err(SessionError::Read(io::Error::other(message)))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
+    }
+}
+
+/// A new file in the folder of `path`, which is gone again unless it is kept.
+fn file_beside(path: &Path) -> Result<NamedTempFile, SessionError> {
+    NamedTempFile::new_in(folder_of(path)).map_err(SessionError::Write)
+}
+
+/// Makes a new name in the folder of `path` outlast a loss of power.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    // A folder may take files and not be readable, and some filesystems sync no folders.
+    let Ok(folder) = File::open(folder_of(path)) else {
+        return Ok(());
     };
-    NamedTempFile::new_in(folder).map_err(SessionError::Write)
+    match folder.sync_all() {
+        Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn open_file(path: &Path) -> Result<File, SessionError> {
+    // Without O_NONBLOCK, opening a FIFO waits for a writer that may never come.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path);
+    let file = file.map_err(SessionError::Read)?;
+    let kind = file.metadata().map_err(SessionError::Read)?.file_type();
+    if kind.is_file() {
+        return Ok(file);
+    }
+    let found = if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a FIFO"
+    } else {
+        "a device"
+    };
+    Err(SessionError::NotAFile { found })
 }
 
 fn is_session(path: &Path) -> Result<bool, SessionError> {
-    let mut file = File::open(path).map_err(SessionError::Read)?;
+    let mut file = open_file(path)?;
     match read_array(&mut file).map_err(foreign_if_short) {
         Ok(magic) => Ok(magic == MAGIC),
         Err(SessionError::Foreign) => Ok(false),

@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use emel_loader::gguf::MetadataError;
 use minijinja::ErrorKind;
 
 use super::conversation::ConversationError;
@@ -21,6 +22,9 @@ pub enum ChatError {
         /// What is wrong there.
         message: String,
     },
+    /// The model's template is no text.
+    #[error("{0}; pass a template with --chat-template")]
+    Metadata(#[from] MetadataError),
     /// The template refuses the conversation, with `raise_exception`.
     #[error(
         "the chat template refuses the conversation: {message} (line {line}); change the messages or pass another --chat-template"
@@ -43,7 +47,7 @@ pub enum ChatError {
     },
     /// The template takes more work or memory than it may.
     #[error(
-        "chat template, line {line}: more work than a conversation of this length should take; the template may go on for ever, pass another --chat-template"
+        "chat template, line {line}: more work than any conversation takes; the template may go on for ever, pass another --chat-template"
     )]
     TooMuchWork {
         /// The line of the template it had come to, from 1.

@@ -52,19 +52,14 @@ pub const CHATML: &str = "\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 /// Instructions that a template may take, in units of about 64 bytes made or one
-/// operation done; a template of a common family takes some ten thousand.
+/// operation done: 64 MiB of text in all. A template of a common family takes some ten
+/// thousand, and the largest contexts in use hold some 4 MiB of text.
 const FUEL: u64 = 1 << 20;
-/// How often a template may go over every byte of the conversation, in these units.
-const FUEL_PER_BYTE: u64 = 4;
-
-/// The largest conversation's share.
-const FUEL_MAX: u64 = 1 << 26;
 
 /// The stack of a rendering. A template can nest lists as deep as its fuel lasts, and
 /// each level is a frame when they are dropped: 48 bytes, as measured, for nine units.
 /// What is not used of the stack is not memory.
-const STACK_BYTES: usize = 8 << 20;
-const STACK_BYTES_PER_FUEL: usize = 8;
+const STACK_BYTES: usize = (8 << 20) + FUEL as usize * 8;
 
 /// How long a rendering may take, and how much longer for each MiB of the conversation;
 /// common ones take a millisecond. Fuel stops nearly all that would take longer, but
@@ -95,44 +90,75 @@ impl SpecialTexts {
 }
 
 /// The templates in a model's file.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct ChatTemplates {
-    default: Option<Arc<str>>,
-    tool_use: Option<Arc<str>>,
+    names: Vec<String>,
+    default: Source,
+    tool_use: Source,
     special: SpecialTexts,
 }
 
+/// A template's text, if there is one. What is wrong with it matters to whoever asks for
+/// it: a text can be continued without.
+type Source = Result<Option<Arc<str>>, MetadataError>;
+
 impl ChatTemplates {
-    /// Takes the templates from a model's metadata.
-    ///
-    /// # Errors
-    /// When one of the keys holds no UTF-8 text.
-    pub fn read(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Self, MetadataError> {
-        let variant = |name: &str| metadata.str(&format!("{TEMPLATE}.{name}"));
-        let default = match metadata.str(TEMPLATE)? {
-            Some(source) => Some(source),
-            None => variant("default")?,
+    /// Takes the templates out of a model's metadata.
+    pub fn take(metadata: &mut Metadata, special: SpecialTexts) -> Self {
+        let source = |key: &str| Ok(metadata.str(key)?.map(Arc::from));
+        let variant = |name: &str| source(&format!("{TEMPLATE}.{name}"));
+        let default = match source(TEMPLATE) {
+            Ok(None) => variant("default"),
+            found => found,
         };
-        Ok(Self {
-            default: default.map(Arc::from),
-            tool_use: variant("tool_use")?.map(Arc::from),
-            special: SpecialTexts::of(tokenizer),
-        })
+        let tool_use = variant("tool_use");
+        let is_template = |key: &str| {
+            let rest = key.strip_prefix(TEMPLATE)?;
+            (rest.is_empty() || rest.starts_with('.')).then(|| key.to_owned())
+        };
+        let keys: Vec<String> = metadata
+            .iter()
+            .filter_map(|(key, _)| is_template(key))
+            .collect();
+        for key in &keys {
+            metadata.remove(key);
+        }
+        let name = |key: &String| match key[TEMPLATE.len()..].strip_prefix('.') {
+            Some(variant) => variant.to_owned(),
+            None => "default".to_owned(),
+        };
+        Self {
+            names: keys.iter().map(name).collect(),
+            default,
+            tool_use,
+            special,
+        }
+    }
+
+    /// The names of the templates in the file, in the order of their keys: `default`, and
+    /// those of the variants, of which only `default` and `tool_use` are ever used.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// The source of the template for conversations with or without tools.
-    pub fn source(&self, has_tools: bool) -> Option<&str> {
-        let tool_use = self.tool_use.as_deref().filter(|_| has_tools);
-        tool_use.or(self.default.as_deref())
+    ///
+    /// # Errors
+    /// When its key holds no UTF-8 text.
+    pub fn source(&self, has_tools: bool) -> Result<Option<&str>, ChatError> {
+        if has_tools && let Some(source) = found(&self.tool_use)? {
+            return Ok(Some(source));
+        }
+        found(&self.default)
     }
 
     /// The template for conversations with or without tools; [`CHATML`] for a model
     /// that has none.
     ///
     /// # Errors
-    /// When it does not parse.
+    /// When it is no text or does not parse.
     pub fn template(&self, has_tools: bool) -> Result<ChatTemplate, ChatError> {
-        self.with_source(self.source(has_tools).unwrap_or(CHATML))
+        self.with_source(self.source(has_tools)?.unwrap_or(CHATML))
     }
 
     /// Another template for the same model.
@@ -144,16 +170,11 @@ impl ChatTemplates {
     }
 }
 
-/// The names of the templates in a model's metadata, in the order of their keys:
-/// `default`, and those of the variants.
-pub fn template_names(metadata: &Metadata) -> impl Iterator<Item = &str> {
-    metadata.iter().filter_map(|(key, _)| {
-        let rest = key.strip_prefix(TEMPLATE)?;
-        if rest.is_empty() {
-            return Some("default");
-        }
-        rest.strip_prefix('.')
-    })
+fn found(source: &Source) -> Result<Option<&str>, ChatError> {
+    match source {
+        Ok(source) => Ok(source.as_deref()),
+        Err(error) => Err(error.clone().into()),
+    }
 }
 
 /// The token ids of a rendered prompt: the texts of special tokens are those tokens,
@@ -205,7 +226,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// When the template refuses the conversation, asks for something that is not
-    /// there, or takes more work than a conversation of this length should.
+    /// there, or takes more work or makes more text than any conversation needs.
     pub fn render(&self, conversation: &Conversation) -> Result<String, ChatError> {
         let forms = match self.forms.get() {
             Some(forms) => *forms,
@@ -219,9 +240,8 @@ impl ChatTemplate {
 
     fn render_as_is(&self, conversation: &Conversation) -> Result<String, ChatError> {
         let bytes = conversation.bytes() as u64;
-        let fuel = (FUEL + bytes * FUEL_PER_BYTE).min(FUEL_MAX);
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(fuel));
+        environment.set_fuel(Some(FUEL));
         let mut variables = conversation.variables();
         let special = [
             ("bos_token", &self.special.bos),
@@ -234,9 +254,8 @@ impl ChatTemplate {
                     .or_insert_with(|| text.as_str().into());
             }
         }
-        let stack_bytes = STACK_BYTES + fuel as usize * STACK_BYTES_PER_FUEL;
         let limit = Duration::from_secs(SECONDS_MAX + (bytes >> 20) * SECONDS_PER_MIB);
-        on_a_thread(stack_bytes, limit, move || {
+        on_a_thread(limit, move || {
             environment::template(&environment)
                 .and_then(|template| template.render(Serde(variables)))
                 .map_err(|error| ChatError::render(&error))
@@ -247,7 +266,6 @@ impl ChatTemplate {
 /// Renders on a thread with a stack of this size. One that has not come back in time
 /// cannot be stopped, but nobody waits for it any longer.
 fn on_a_thread(
-    stack_bytes: usize,
     limit: Duration,
     render: impl FnOnce() -> Result<String, ChatError> + Send + 'static,
 ) -> Result<String, ChatError> {
@@ -258,7 +276,7 @@ fn on_a_thread(
     };
     let thread = std::thread::Builder::new()
         .name("emel-chat".to_owned())
-        .stack_size(stack_bytes)
+        .stack_size(STACK_BYTES)
         .spawn(work)
         .map_err(|error| {
             let message = error.to_string();

@@ -1,6 +1,7 @@
 //! `emel-run`: continues a text, or holds a conversation.
 
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -82,6 +83,10 @@ async fn run(options: Options) -> anyhow::Result<()> {
         // Whatever can be refused is refused here: loading may take minutes.
         request.prompt = blueprint.prompt_ids(Prompt::Text(text.clone()))?.into();
     }
+    if let Some(session) = &options.session {
+        blueprint.check_session(session)?;
+        refuse_same_file(session, options.stats_json.as_deref())?;
+    }
     let statistics = options
         .stats_json
         .as_deref()
@@ -109,6 +114,35 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Creating the file for statistics empties it: it must not be the session.
+fn refuse_same_file(session: &Path, statistics: Option<&Path>) -> Result<(), emel::Error> {
+    let Some(statistics) = statistics else {
+        return Ok(());
+    };
+    let inode = |path: &Path| {
+        let found = path.metadata().ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    let is_same_inode = inode(session).is_some_and(|found| inode(statistics) == Some(found));
+    if !is_same_inode && absolute(session) != absolute(statistics) {
+        return Ok(());
+    }
+    Err(emel::Error::Setting {
+        setting: "--stats-json",
+        found: format!("{}, the session's file", statistics.display()),
+        expected: "another file than --session".to_owned(),
+    })
+}
+
+/// The path with all links in its folders followed; the file need not be there.
+fn absolute(path: &Path) -> Option<PathBuf> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    Some(folder.canonicalize().ok()?.join(path.file_name()?))
+}
+
 async fn continue_text(
     blueprint: Blueprint,
     request: Request,
@@ -117,9 +151,6 @@ async fn continue_text(
 ) -> anyhow::Result<()> {
     let max_tokens = request.max_tokens;
     let saved = session.filter(|path| path.exists());
-    if let Some(path) = session {
-        blueprint.check_session(path)?;
-    }
     let engine = cli::start(blueprint).await?;
     let restored = match saved {
         Some(path) => engine.restore_session(path).await?,

@@ -6,7 +6,7 @@ use clap::Args;
 use emel_kernels::Format;
 use emel_loader::gguf::{Array, Catalog, Metadata, Value};
 use emel_model::arch;
-use emel_model::chat::template_names;
+use emel_model::chat::{ChatTemplates, SpecialTexts};
 use serde::Serialize;
 
 use super::{ModelOptions, one_line, print};
@@ -93,8 +93,12 @@ struct SpecialToken {
 #[derive(Serialize)]
 struct TemplateInfo {
     names: Vec<String>,
+    /// The one that is shown: what a conversation gets, or, where it gets `ChatML`, what one
+    /// with tools does.
     bytes: usize,
     start: String,
+    chatml_without_tools: bool,
+    problem: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -111,25 +115,22 @@ struct PlanInfo {
 /// error.
 ///
 /// # Errors
-/// When the file is no GGUF file that can be read, or an option makes no sense.
+/// When the file is no GGUF file that can be read, or an option or the environment makes
+/// no sense.
 pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
-    let catalog = Catalog::open(&options.model.model)?;
-    let mut info = Info::read(&catalog);
+    let mut catalog = Catalog::open(&options.model.model)?;
+    let templates = ChatTemplates::take(catalog.metadata_mut(), SpecialTexts::default());
+    let mut info = Info::read(&catalog, &templates);
     drop(catalog);
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     match Blueprint::new(&options.model.model, settings) {
         Ok(blueprint) => info.plan = Some(PlanInfo::of(&blueprint)),
-        Err(error @ (Error::Gguf(_) | Error::Setting { .. })) => return Err(error.into()),
-        Err(error) => {
-            info.supported = matches!(error, Error::BudgetTooSmall { .. });
-            info.problem = Some(match error {
-                // The path is known here.
-                Error::Model { source, .. } => source.to_string(),
-                Error::Tokenizer { source, .. } => source.to_string(),
-                error => error.to_string(),
-            });
-        }
+        Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(error.to_string()),
+        // The path is known here.
+        Err(Error::Model { source, .. }) => info.refuse(&source),
+        Err(Error::Tokenizer { source, .. }) => info.refuse(&source),
+        Err(error) => return Err(error.into()),
     }
     if options.json {
         print(&(serde_json::to_string_pretty(&info)? + "\n"))?;
@@ -140,7 +141,7 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
 }
 
 impl Info {
-    fn read(catalog: &Catalog) -> Self {
+    fn read(catalog: &Catalog, templates: &ChatTemplates) -> Self {
         let metadata = catalog.metadata();
         let architecture = text(metadata, "general.architecture");
         let alignment = metadata.u32("general.alignment").ok().flatten();
@@ -160,10 +161,15 @@ impl Info {
             types: types(catalog),
             hyperparameters: hyperparameters(metadata, architecture.as_deref().unwrap_or("")),
             tokenizer: TokenizerInfo::read(metadata),
-            chat_template: TemplateInfo::read(metadata),
+            chat_template: TemplateInfo::read(templates),
             architecture,
             plan: None,
         }
+    }
+
+    fn refuse(&mut self, problem: &impl ToString) {
+        self.supported = false;
+        self.problem = Some(problem.to_string());
     }
 
     fn text(&self) -> Result<String, std::fmt::Error> {
@@ -220,12 +226,8 @@ impl Info {
         match &self.chat_template {
             None => line("chat template", "none; ChatML would be used")?,
             Some(template) => {
-                let names = template.names.join(", ");
-                line(
-                    "chat template",
-                    &format!("{names}; {} bytes", template.bytes),
-                )?;
-                line("", &template.start)?;
+                line("chat template", &template.summary())?;
+                line("", template.problem.as_ref().unwrap_or(&template.start))?;
             }
         }
         match &self.plan {
@@ -304,21 +306,39 @@ impl TokenizerInfo {
 }
 
 impl TemplateInfo {
-    fn read(metadata: &Metadata) -> Option<Self> {
-        let names: Vec<String> = template_names(metadata).map(str::to_owned).collect();
-        let first = match names.first()?.as_str() {
-            "default" => text(metadata, "tokenizer.chat_template"),
-            name => text(metadata, &format!("tokenizer.chat_template.{name}")),
-        }?;
-        let mut start: String = first.chars().take(TEMPLATE_START).collect();
-        if start.len() < first.len() {
+    fn read(templates: &ChatTemplates) -> Option<Self> {
+        let names = templates.names().to_owned();
+        if names.is_empty() {
+            return None;
+        }
+        let found = |has_tools| templates.source(has_tools);
+        let shown = found(false).and_then(|plain| Ok((plain.is_none(), plain.or(found(true)?))));
+        let (chatml_without_tools, source, problem) = match shown {
+            Ok((is_chatml, source)) => (is_chatml, source.unwrap_or_default(), None),
+            Err(error) => (false, "", Some(error.to_string())),
+        };
+        let mut start: String = source.chars().take(TEMPLATE_START).collect();
+        if start.len() < source.len() {
             start.push('…');
         }
         Some(Self {
             names,
-            bytes: first.len(),
+            bytes: source.len(),
             start,
+            chatml_without_tools,
+            problem,
         })
+    }
+
+    fn summary(&self) -> String {
+        let mut text = self.names.join(", ");
+        if self.bytes > 0 {
+            text += &format!("; {} bytes", self.bytes);
+        }
+        if self.chatml_without_tools {
+            text += "; without tools ChatML would be used";
+        }
+        text
     }
 }
 

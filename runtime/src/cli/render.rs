@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use emel_loader::gguf::Catalog;
-use emel_model::chat::{ChatTemplates, Conversation};
+use emel_model::chat::{ChatTemplates, Conversation, SpecialTexts};
 use emel_model::tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -48,7 +48,8 @@ pub fn run(options: &RenderOptions) -> anyhow::Result<()> {
         .with_context(|| format!("{}: cannot read messages", options.file.display()))?;
     let mut catalog = Catalog::open(&options.model)?;
     let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).with_context(model)?;
-    let templates = ChatTemplates::read(catalog.metadata(), &tokenizer).with_context(model)?;
+    let special = SpecialTexts::of(&tokenizer);
+    let templates = ChatTemplates::take(catalog.metadata_mut(), special);
     let template =
         options
             .template

@@ -49,13 +49,13 @@ impl TemplateOptions {
             }
             (Some(file), None) => from_file(Path::new(file)),
             (None, None) => {
-                if templates.source(has_tools).is_none() {
+                let model = || path.display().to_string();
+                if templates.source(has_tools).with_context(model)?.is_none() {
                     notice(
                         "the model has no chat template, ChatML is used; --chat-template sets another",
                     );
                 }
-                let template = templates.template(has_tools);
-                template.with_context(|| path.display().to_string())
+                templates.template(has_tools).with_context(model)
             }
         }
     }

@@ -272,4 +272,11 @@ fn options_of_a_conversation_belong_to_one() {
     let output = emel_run(&broken.write(&folder), words("-cnv"));
     refusal(output, 1, &["chat template, line 1: syntax error"]);
     result(emel_run(&broken.write(&folder), words("-p a -n 1")));
+    let number = Model::llama().with("tokenizer.chat_template", Field::U32(3));
+    let number = number.write(&folder);
+    let told = ["model.gguf", "holds the integer 3", "--chat-template"];
+    refusal(emel_run(&number, words("-cnv")), 1, &told);
+    result(emel_run(&number, words("-p a -n 1")));
+    let given = words("-cnv --chat-template chatml -st -n 1").chain(["-p", "a"]);
+    result(emel_run(&number, given));
 }

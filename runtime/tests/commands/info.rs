@@ -100,6 +100,41 @@ fn a_model_that_does_not_run_is_described_and_told_why() {
 }
 
 #[test]
+fn the_template_that_a_conversation_gets_is_shown() {
+    let folder = TempDir::new().unwrap();
+    let with = |key: &str, field: Field| {
+        let model = Model::llama().without("tokenizer.chat_template");
+        let path = model.with(key, field).write(&folder);
+        let text = result(emel("info", &path, words("--ram-budget 64M")));
+        (info(&path)["chat_template"].clone(), text)
+    };
+    let (found, text) = with("tokenizer.chat_template.default", Field::string("plain"));
+    assert_eq!(
+        (&found["start"], &found["bytes"]),
+        (&"plain".into(), &5.into())
+    );
+    assert_eq!(found["chatml_without_tools"], false);
+    assert!(text.contains("chat template default; 5 bytes\n"), "{text}");
+    let (found, text) = with("tokenizer.chat_template.tool_use", Field::string("tool"));
+    assert_eq!(found["start"], "tool");
+    assert_eq!(found["chatml_without_tools"], true);
+    let line = "chat template tool_use; 4 bytes; without tools ChatML would be used\n";
+    assert!(text.contains(line), "{text}");
+    let (found, text) = with("tokenizer.chat_template", Field::U32(3));
+    let problem = found["problem"].as_str().unwrap();
+    assert!(problem.contains("holds the integer 3"), "{problem}");
+    assert!(text.contains("holds the integer 3"), "{text}");
+    assert!(text.contains("all weights stay"), "{text}");
+}
+
+#[test]
+fn a_bad_environment_is_not_the_models_fault() {
+    let mut run = command("emel");
+    run.arg("info").arg(llama()).env("EMEL_KERNELS", "bogus");
+    refusal(run.output().unwrap(), 1, &["EMEL_KERNELS=bogus"]);
+}
+
+#[test]
 fn a_budget_that_is_too_small_is_told_and_no_error() {
     let text = result(emel("info", &llama(), words("--ram-budget 1M")));
     assert!(

@@ -1,6 +1,7 @@
 //! `emel-run --session`: one process goes on where another has stopped.
 
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Output;
 
@@ -8,6 +9,7 @@ use emel_tests::fixtures::fixture;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::model::Model;
 use crate::{emel_run, llama, refusal, result, words};
 
 fn run(model: &Path, prompt: &str, count: &str, more: &[&str]) -> Output {
@@ -105,6 +107,65 @@ fn what_is_no_session_of_the_model_is_refused_before_anything_is_computed() {
     refusal(
         run(&llama(), "hello", "4", &session),
         1,
-        &["cannot read the session"],
+        &["cannot read the session", "a directory"],
     );
+    let fifo = folder.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let session = ["--session", fifo.to_str().unwrap()];
+    let told = ["/fifo", "is a FIFO", "expected a regular file"];
+    refusal(run(&llama(), "hello", "4", &session), 1, &told);
+}
+
+#[test]
+fn a_file_for_statistics_is_not_the_session() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (session, link) = (path("session"), path("link"));
+    let told = ["--stats-json", "another file than --session"];
+    let same = ["--session", &session, "--stats-json", &session];
+    refusal(run(&llama(), "hello", "4", &same), 2, &told);
+    assert!(!Path::new(&session).exists());
+    result(run(&llama(), "hello", "4", &["--session", &session]));
+    let bytes = fs::read(&session).unwrap();
+    symlink(&session, &link).unwrap();
+    for statistics in [session.clone(), link, path("./session")] {
+        let same = ["--session", &session, "--stats-json", &statistics];
+        refusal(run(&llama(), "hello", "4", &same), 2, &told);
+        assert!(fs::read(&session).unwrap() == bytes, "{statistics}");
+    }
+}
+
+#[test]
+fn a_session_of_a_model_with_other_weights_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("session").to_str().unwrap().to_owned();
+    let session = ["--session", &path];
+    result(run(&llama(), "hello", "4", &session));
+    for tensor in ["blk.0.ffn_down.weight", "blk.1.attn_q.weight"] {
+        let tuned = Model::llama().filled(tensor, 0.25).write(&folder);
+        let told = [path.as_str(), "another model"];
+        refusal(run(&tuned, "hello", "4", &session), 1, &told);
+    }
+}
+
+#[test]
+fn a_saved_session_keeps_its_permissions_and_the_links_to_it() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::create_dir(path("kept")).unwrap();
+    let link = path("link");
+    symlink("kept/session", &link).unwrap();
+    let session = ["--session", &link];
+    result(run(&llama(), "hello", "4", &session));
+    let kept = path("kept/session");
+    assert!(fs::symlink_metadata(&kept).unwrap().is_file());
+    let first = fs::read(&kept).unwrap();
+    fs::set_permissions(&kept, fs::Permissions::from_mode(0o640)).unwrap();
+    result(run(&llama(), "hello", "8", &session));
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(
+        fs::metadata(&kept).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
+    assert!(fs::read(&kept).unwrap().len() > first.len());
 }
