@@ -4,6 +4,8 @@
 
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_model::arch;
+use emel_model::hyperparameters::Hyperparameters;
+use emel_model::program::{Buffer, ProgramBuilder};
 use emel_tests::fixtures::fixture;
 use emel_tests::gguf_writer::{Field, GgufWriter};
 
@@ -132,6 +134,37 @@ fn absurd_mixtures_are_named() {
         .field("qwen3moe.expert_group_used_count", Field::U32(1));
     let error = open(&narrow).unwrap_err();
     assert!(error.contains("2 to 4 groups of 4 experts"), "{error}");
+}
+
+#[test]
+fn a_dense_model_has_no_groups_of_experts() {
+    for (model, architecture) in [("llama.gguf", "llama"), ("granite.gguf", "granite")] {
+        let key = |suffix: &str| format!("{architecture}.{suffix}");
+        let grouped = copy(model)
+            .field(&key("expert_group_count"), Field::U32(2))
+            .field(&key("expert_group_used_count"), Field::U32(1));
+        assert_eq!(open(&grouped), Ok(()), "{model}");
+        let counted = grouped.field(&key("expert_count"), Field::U32(0));
+        assert_eq!(open(&counted), Ok(()), "{model}");
+    }
+}
+
+#[test]
+fn a_norm_that_reaches_into_the_next_token_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    copy("llama.gguf")
+        .f32_tensor("narrow", &[5], &[1.0; 5])
+        .write(&path)
+        .unwrap();
+    let catalog = Catalog::open(&path).unwrap();
+    let shape = Hyperparameters::read(&catalog).unwrap();
+    let mut builder = ProgramBuilder::new(&catalog, shape).unwrap();
+    let error = builder.norm_heads("narrow", Buffer::Residual, 5);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "tensor `narrow` is 5, expected a divisor of the 32 values that it norms"
+    );
 }
 
 #[test]

@@ -57,3 +57,57 @@ fn a_changed_hyperparameter_is_refused_or_computed_with() {
     }
     assert!(refused > 0 && computed > 0, "{refused}, {computed}");
 }
+
+/// Rows of `columns` numbers each, those of the given heads one after the other.
+fn heads(numbers: &[f32], head_width: usize, columns: usize, chosen: &[usize]) -> Vec<f32> {
+    let size = head_width * columns;
+    let head = |&head: &usize| &numbers[head * size..][..size];
+    chosen.iter().flat_map(head).copied().collect()
+}
+
+/// The model with these key and value heads of its layer 1.
+fn with_heads(model: &GgufWriter, chosen: &[usize]) -> GgufWriter {
+    let mut changed = model.clone();
+    for (part, columns) in [("attn_k", 32), ("attn_v", 32), ("attn_k_norm", 1)] {
+        let name = format!("blk.1.{part}.weight");
+        let [(_, numbers)] = &changed.clone().take_f32(&name)[..] else {
+            panic!("one {name}");
+        };
+        let numbers = heads(numbers, 8, columns, chosen);
+        let rows = 8 * chosen.len() as u64;
+        let dims = if columns == 1 {
+            vec![rows]
+        } else {
+            vec![32, rows]
+        };
+        changed = changed.without(&name).f32_tensor(&name, &dims, &numbers);
+    }
+    changed
+}
+
+#[test]
+fn layers_that_differ_in_key_heads_are_normed_each_by_its_own_width() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let cut = Cut {
+        unit_bytes: 1 << 20,
+        chunk: 3,
+        threads: 1,
+    };
+    let run = |model: &GgufWriter| {
+        model.write(&path).unwrap();
+        logits(&path, cut, &[5, 80, 300, 12]).unwrap()
+    };
+    let original = GgufWriter::copy_of(&fixture("arch").join("olmoe.gguf"));
+    // Four heads of which two are alike are two heads, of twice as many queries each.
+    let expected = run(&with_heads(&original, &[0, 0, 2, 2]));
+    let key = "olmoe.attention.head_count_kv";
+    let narrow = with_heads(&original, &[0, 2])
+        .without(key)
+        .field(key, Field::i32s(&[4, 2, 4]));
+    let found = run(&narrow);
+    assert_eq!(found.len(), 4);
+    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+        assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+    }
+}

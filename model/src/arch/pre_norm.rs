@@ -97,7 +97,7 @@ impl PreNorm {
 
             model.norm(&format!("{block}.attn_norm.weight"), Residual, Normed)?;
             model.query_key_value(&block)?;
-            self.norm_queries_and_keys(model, shape, &block)?;
+            self.norm_queries_and_keys(model, shape.key_width, &block)?;
             model.rope(rotation);
             self.attend(model, shape, layer)?;
             model.linear(
@@ -129,18 +129,18 @@ impl PreNorm {
     fn norm_queries_and_keys(
         &self,
         model: &mut ProgramBuilder<'_>,
-        shape: &Hyperparameters,
+        head_width: usize,
         block: &str,
     ) -> Result<(), ModelError> {
-        let (queries, keys) = match self.query_key_norm {
+        // Layers may differ in the number of their key heads.
+        let [queries, keys] = match self.query_key_norm {
             QueryKeyNorm::None => return Ok(()),
-            QueryKeyNorm::EachHead => (1, 1),
-            QueryKeyNorm::AllHeads => (shape.heads, shape.kv_heads),
+            QueryKeyNorm::EachHead => [head_width; 2],
+            QueryKeyNorm::AllHeads => [Query, Key].map(|buffer| model.width(buffer)),
         };
-        let width = shape.key_width;
         let name = |part: &str| format!("{block}.{part}.weight");
-        model.norm_heads(&name("attn_q_norm"), Query, queries * width)?;
-        model.norm_heads(&name("attn_k_norm"), Key, keys * width)
+        model.norm_heads(&name("attn_q_norm"), Query, queries)?;
+        model.norm_heads(&name("attn_k_norm"), Key, keys)
     }
 
     fn attend(

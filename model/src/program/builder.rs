@@ -96,10 +96,10 @@ impl<'a> ProgramBuilder<'a> {
         Ok(())
     }
 
-    /// RMS norm of each head of `buffer` by itself.
+    /// RMS norm of each `width` values of `buffer` by themselves.
     ///
     /// # Errors
-    /// When the weight is missing or of another size.
+    /// When the weight is missing or of another size, or the buffer is no multiple of it.
     pub fn norm_heads(
         &mut self,
         name: &str,
@@ -107,6 +107,15 @@ impl<'a> ProgramBuilder<'a> {
         width: usize,
     ) -> Result<(), ModelError> {
         let weight = self.resident(name, width)?;
+        let whole = self.width(buffer);
+        // Else a row would reach into the next token.
+        if !whole.is_multiple_of(width) {
+            return Err(ModelError::Shape {
+                name: name.to_owned(),
+                found: width.to_string(),
+                expected: format!("a divisor of the {whole} values that it norms"),
+            });
+        }
         self.push(Op::Norm {
             input: buffer,
             output: buffer,
@@ -444,7 +453,8 @@ impl<'a> ProgramBuilder<'a> {
         }))
     }
 
-    pub(super) fn width(&self, buffer: Buffer) -> usize {
+    /// How wide a buffer is after the last operation.
+    pub(crate) fn width(&self, buffer: Buffer) -> usize {
         self.widths[buffer as usize]
     }
 }

@@ -58,7 +58,8 @@ impl Mixture {
 
 fn groups(keys: &Keys<'_>, shape: &Hyperparameters) -> Result<Option<ExpertGroups>, ModelError> {
     let count = keys.count("expert_group_count")?;
-    if count <= 1 {
+    // A dense model of a family with experts may still have the key.
+    if count <= 1 || shape.experts == 0 {
         return Ok(None);
     }
     if !shape.experts.is_multiple_of(count) {
