@@ -7,6 +7,13 @@
 
 use super::error::TokenizerError;
 
+/// The longest replacement that a table may hold; Unicode's longest has 33 bytes.
+const REPLACEMENT_BYTES_MAX: usize = 256;
+/// The longest text that is replaced, so that a trie with a loop is left.
+const MATCH_BYTES_MAX: usize = 256;
+/// The most bytes that a replaced byte becomes; U+FDFA, the worst of Unicode, has 11.
+pub(super) const GROWTH_MAX: usize = 16;
+
 /// The replacements of a model.
 #[derive(Debug)]
 pub(super) struct Charsmap {
@@ -37,6 +44,12 @@ impl Charsmap {
                 "an array or replacements that are cut off".to_owned(),
             ));
         }
+        let longest = replacements.split(|&byte| byte == 0).map(<[u8]>::len).max();
+        if let Some(bytes) = longest.filter(|&bytes| bytes > REPLACEMENT_BYTES_MAX) {
+            return Err(failed(format!(
+                "a replacement of {bytes} bytes, more than {REPLACEMENT_BYTES_MAX}"
+            )));
+        }
         Ok(Self {
             nodes: nodes.iter().map(|&node| u32::from_le_bytes(node)).collect(),
             replacements: replacements.into(),
@@ -49,8 +62,10 @@ impl Charsmap {
         let mut rest = text;
         while let Some(character) = rest.chars().next() {
             let (bytes, replacement) = match self.longest(rest.as_bytes()) {
-                // A table that cuts characters in two is not followed.
-                Some((bytes, replacement)) if rest.is_char_boundary(bytes) => {
+                // A table that cuts characters in two or inflates them is not followed.
+                Some((bytes, replacement))
+                    if rest.is_char_boundary(bytes) && replacement.len() <= bytes * GROWTH_MAX =>
+                {
                     (bytes, std::str::from_utf8(replacement).ok())
                 }
                 _ => (character.len_utf8(), None),
@@ -64,7 +79,7 @@ impl Charsmap {
     fn longest(&self, text: &[u8]) -> Option<(usize, &[u8])> {
         let mut found = None;
         let mut index = base(*self.nodes.first()?);
-        for (place, &byte) in text.iter().enumerate() {
+        for (place, &byte) in text.iter().take(MATCH_BYTES_MAX).enumerate() {
             index ^= usize::from(byte);
             let node = *self.nodes.get(index)?;
             if byte == 0 || label(node) != u32::from(byte) {

@@ -55,6 +55,16 @@ pub enum TokenizerError {
         /// The key that should name it.
         key: &'static str,
     },
+    /// A token's text is longer than its family can match in linear time.
+    #[error("`tokenizer.ggml.tokens` entry {index} has {found} bytes, expected {maximum} at most")]
+    TokenLength {
+        /// The token's id.
+        index: usize,
+        /// The length of its text, in bytes.
+        found: usize,
+        /// The most that is read.
+        maximum: usize,
+    },
     /// A merge rule does not consist of two parts.
     #[error("`tokenizer.ggml.merges` rule {index} is {rule:?}, expected two parts and a space")]
     Merge {

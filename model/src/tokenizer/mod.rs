@@ -272,7 +272,11 @@ impl Tokenizer {
     fn encode_text(&self, mut text: &str, mut after_special: bool, tokens: &mut Vec<u32>) {
         let vocabulary = &self.vocabulary;
         while !text.is_empty() {
-            let (stretch, rest) = text.split_at(character_boundary(text, STRETCH_BYTES_MAX));
+            let limit = match &self.family {
+                Family::Unigram(_) => unigram::STRETCH_BYTES_MAX,
+                _ => STRETCH_BYTES_MAX,
+            };
+            let (stretch, rest) = text.split_at(character_boundary(text, limit));
             match &self.family {
                 Family::BytePair(encoder) => encoder.encode(vocabulary, stretch, tokens),
                 Family::SentencePiece(encoder) => {
@@ -457,7 +461,7 @@ fn rwkv_family(
     _: &mut Vec<TokenizerWarning>,
 ) -> Result<(Family, Roles), TokenizerError> {
     let roles = Roles::new(metadata, vocabulary, RoleDefaults::default())?;
-    let encoder = Rwkv::new(vocabulary, roles.unknown);
+    let encoder = Rwkv::new(vocabulary, roles.unknown)?;
     Ok((Family::Rwkv(Box::new(encoder)), roles))
 }
 

@@ -4,7 +4,12 @@
 //! are a trie as well: the tokens with a common prefix lie together, and each further
 //! byte of the text narrows their range. That takes 4 bytes a token.
 
+use super::error::TokenizerError;
 use super::vocabulary::Vocabulary;
+
+/// The longest text of an indexed token: each place of a text is compared with as many
+/// bytes at most.
+const TOKEN_BYTES_MAX: usize = 1024;
 
 /// The ids of some tokens, sorted by text.
 #[derive(Debug)]
@@ -17,11 +22,25 @@ pub(super) struct PrefixIndex {
 impl PrefixIndex {
     /// An index of the tokens that `is_wanted` picks; tokens without text are left
     /// out, and of several with the same text the first one counts.
-    pub(super) fn new(vocabulary: &Vocabulary, is_wanted: impl Fn(u32) -> bool) -> Self {
+    ///
+    /// # Errors
+    /// When a token's text is longer than 1 KiB.
+    pub(super) fn new(
+        vocabulary: &Vocabulary,
+        is_wanted: impl Fn(u32) -> bool,
+    ) -> Result<Self, TokenizerError> {
         let all = 0..vocabulary.len() as u32;
         let mut ids: Vec<u32> = all
             .filter(|&id| !vocabulary.text(id).is_empty() && is_wanted(id))
             .collect();
+        let bytes = |id: u32| vocabulary.text(id).len();
+        if let Some(&id) = ids.iter().find(|&&id| bytes(id) > TOKEN_BYTES_MAX) {
+            return Err(TokenizerError::TokenLength {
+                index: id as usize,
+                found: bytes(id),
+                maximum: TOKEN_BYTES_MAX,
+            });
+        }
         ids.sort_unstable_by(|&left, &right| {
             let by_text = vocabulary.text(left).cmp(vocabulary.text(right));
             by_text.then(left.cmp(&right))
@@ -32,10 +51,10 @@ impl PrefixIndex {
             let first = |&id: &u32| u16::from(vocabulary.text(id)[0]);
             ids.partition_point(|id| first(id) < byte) as u32
         };
-        Self {
+        Ok(Self {
             starts: (0..=256).map(start).collect(),
             ids,
-        }
+        })
     }
 
     /// The tokens that `text` begins with, shortest first, and their lengths.

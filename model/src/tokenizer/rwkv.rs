@@ -5,6 +5,7 @@
 
 use emel_loader::gguf::StringTable;
 
+use super::error::TokenizerError;
 use super::prefix_index::PrefixIndex;
 use super::vocabulary::Vocabulary;
 
@@ -17,11 +18,14 @@ pub(super) struct Rwkv {
 
 impl Rwkv {
     /// An encoder; bytes that no token begins with become `unknown`.
-    pub(super) fn new(vocabulary: &Vocabulary, unknown: Option<u32>) -> Self {
-        Self {
-            pieces: PrefixIndex::new(vocabulary, |_| true),
+    pub(super) fn new(
+        vocabulary: &Vocabulary,
+        unknown: Option<u32>,
+    ) -> Result<Self, TokenizerError> {
+        Ok(Self {
+            pieces: PrefixIndex::new(vocabulary, |_| true)?,
             unknown,
-        }
+        })
     }
 
     /// Appends the tokens of `text`, which need not be UTF-8.

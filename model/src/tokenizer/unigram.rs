@@ -7,7 +7,7 @@
 
 use emel_loader::gguf::Metadata;
 
-use super::charsmap::Charsmap;
+use super::charsmap::{Charsmap, GROWTH_MAX};
 use super::error::TokenizerError;
 use super::prefix_index::PrefixIndex;
 use super::sentence_piece::{ESCAPED_SPACE, crosses_words, words};
@@ -20,6 +20,10 @@ const REMOVE_EXTRA_SPACES: &str = "tokenizer.ggml.remove_extra_whitespaces";
 
 /// How much less probable than any token an unknown character is.
 const UNKNOWN_PENALTY: f32 = 10.0;
+
+/// Places in a normalised text are counted in 32 bits; replacing makes a text longer,
+/// and escaping its spaces three times as long again.
+pub(super) const STRETCH_BYTES_MAX: usize = u32::MAX as usize / (3 * GROWTH_MAX) - 1;
 
 /// The encoder of the `t5` family.
 #[derive(Debug)]
@@ -64,7 +68,7 @@ impl Unigram {
             (0..vocabulary.len() as u32).filter(|&id| vocabulary.kind(id) == TokenKind::Normal);
         let least = normal.map(|id| vocabulary.score(id)).reduce(f32::min);
         Ok(Self {
-            pieces: PrefixIndex::new(vocabulary, is_piece),
+            pieces: PrefixIndex::new(vocabulary, is_piece)?,
             charsmap: take_charsmap(metadata)?,
             add_space_prefix: metadata.bool(ADD_SPACE_PREFIX)?.unwrap_or(false),
             merges_spaces: metadata.bool(REMOVE_EXTRA_SPACES)?.unwrap_or(false),

@@ -52,7 +52,7 @@ impl WordPiece {
         };
         let lowercase = flag(LOWERCASE, true)?;
         Ok(Self {
-            pieces: PrefixIndex::new(vocabulary, |_| true),
+            pieces: PrefixIndex::new(vocabulary, |_| true)?,
             unknown,
             lowercase,
             strips_accents: flag(STRIP_ACCENTS, lowercase)?,
