@@ -232,6 +232,32 @@ fn recursion_without_end_is_an_error_even_on_a_small_stack() {
 }
 
 #[test]
+fn long_chains_are_compiled_or_refused_even_on_a_small_stack() {
+    let bytes = 120_000;
+    for (start, link, end) in [
+        ("{{ 1", "+1", " }}"),
+        ("{{ ", "not ", "1 }}"),
+        ("{{ ", "-", "1 }}"),
+        ("{{ a", ".b", " }}"),
+        ("{{ 1", " and 1", " }}"),
+        ("{{ 1", "~1", " }}"),
+        ("{% if 1 %}", "{% elif 1 %}", "{% endif %}"),
+    ] {
+        let source = format!("{start}{}{end}", link.repeat(bytes / link.len()));
+        let run = move || {
+            let template = ChatTemplate::new(&source, SpecialTexts::default())?;
+            template.render(&hello())
+        };
+        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn(run);
+        let outcome = thread.unwrap().join().unwrap();
+        match outcome {
+            Ok(text) => assert!(text.len() <= bytes, "{link}"),
+            Err(error) => assert!(!error.to_string().is_empty(), "{link}"),
+        }
+    }
+}
+
+#[test]
 fn a_long_conversation_is_no_work_without_end() {
     let mut long = Conversation::default();
     for index in 0..1000 {
