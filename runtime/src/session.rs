@@ -437,3 +437,48 @@ impl<T: Write> Write for Hashing<T> {
         self.inner.flush()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use emel_loader::gguf::TensorType;
+
+    /// As many layers, each of 16 tensors of 10000 bytes.
+    fn layers(count: usize) -> Vec<Tensor> {
+        let tensor = |index: usize| Tensor {
+            name: format!("blk.{}.{}", index / 16, index % 16),
+            tensor_type: TensorType::F32,
+            dims: vec![2500],
+            extent: Extent {
+                file: 0,
+                offset: index as u64 * 10_000,
+                bytes: 10_000,
+            },
+        };
+        (0..count * 16).map(tensor).collect()
+    }
+
+    #[test]
+    fn the_middle_of_every_tensor_is_sampled() {
+        let found = samples(&layers(4));
+        let offsets: Vec<u64> = found.iter().map(|extent| extent.offset).collect();
+        let expected: Vec<u64> = (0..64).map(|index| index * 10_000 + 4744).collect();
+        assert_eq!(offsets, expected);
+        assert!(found.iter().all(|extent| extent.bytes == 512));
+    }
+
+    #[test]
+    fn of_too_many_tensors_some_of_each_kind_are_sampled() {
+        let found = samples(&layers(512));
+        assert_eq!(found.len(), 4096);
+        let mut counts = [0; 16];
+        for extent in found {
+            counts[(extent.offset / 10_000 % 16) as usize] += 1;
+        }
+        // Half of the 512 of each kind, give or take.
+        assert!(
+            counts.iter().all(|count| (180..330).contains(count)),
+            "{counts:?}"
+        );
+    }
+}
