@@ -73,22 +73,28 @@ impl Footprint {
 
     /// Bytes of everything else that a pass works in.
     pub fn activation_bytes(&self, program: &Program) -> u64 {
-        let floats: usize = (0..BUFFERS)
-            .map(|buffer| self.tokens_in(buffer) * program.widths[buffer])
-            .sum();
-        let turns: usize = program
+        // Saturating: a plan for absurd sizes is to be refused, not to overflow.
+        let floats_bytes = (0..BUFFERS)
+            .map(|buffer| {
+                self.tokens_in(buffer)
+                    .saturating_mul(program.widths[buffer])
+            })
+            .fold(0, usize::saturating_add)
+            .saturating_mul(size_of::<f32>());
+        let turns = program
             .rotations
             .iter()
             .map(|rotation| RopeTable::required_bytes(self.chunk, rotation.width))
-            .sum();
+            .fold(0, usize::saturating_add);
         let (inputs, columns) = program.quantised_max();
-        let quantised = Q8Activations::required_bytes(self.chunk * inputs, columns);
+        let quantised = Q8Activations::required_bytes(self.chunk.saturating_mul(inputs), columns);
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
-        let floats_bytes = floats * size_of::<f32>();
         let (experts, used) = program.routing_max();
         let routing = Routing::required_bytes(self.chunk, experts, used);
-        let positions = 2 * self.chunk * size_of::<usize>();
-        (floats_bytes + turns + quantised + scores + routing + positions) as u64
+        let positions = (2 * size_of::<usize>()).saturating_mul(self.chunk);
+        [floats_bytes, turns, quantised, scores, routing, positions]
+            .into_iter()
+            .fold(0, usize::saturating_add) as u64
     }
 
     fn tokens_in(&self, buffer: usize) -> usize {

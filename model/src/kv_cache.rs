@@ -111,8 +111,8 @@ impl KvCache {
             shape,
             rows,
             first: 0,
-            keys: Rows::new(rows * keys, kv_type),
-            values: Rows::new(rows * values, kv_type),
+            keys: Rows::new(rows.saturating_mul(keys), kv_type),
+            values: Rows::new(rows.saturating_mul(values), kv_type),
         }
     }
 

@@ -418,6 +418,18 @@ impl Program {
             .unwrap_or((0, 0))
     }
 
+    /// Where the model has other rotary factors beyond its original context: that
+    /// context, and whether a session of `context` positions uses those.
+    pub fn long_factors(&self, context: usize) -> Option<(usize, bool)> {
+        let of_rotation = |rotation: &Rotation| match rotation.factors {
+            RotationFactors::ByContext {
+                original_context, ..
+            } => Some((original_context, context > original_context)),
+            _ => None,
+        };
+        self.rotations.iter().find_map(of_rotation)
+    }
+
     /// The most experts that any router chooses among, and the most it chooses.
     pub fn routing_max(&self) -> (usize, usize) {
         self.routers.iter().fold((0, 0), |(experts, used), router| {

@@ -97,7 +97,10 @@ impl Routing {
     pub fn required_bytes(tokens: usize, experts: usize, used: usize) -> usize {
         let per_choice = size_of::<Choice>() + 2 * size_of::<usize>();
         let per_expert = 2 * size_of::<usize>() + 2 * size_of::<f32>();
-        tokens * used * per_choice + experts * per_expert + size_of::<usize>()
+        let choices = tokens.saturating_mul(used).saturating_mul(per_choice);
+        choices
+            .saturating_add(experts.saturating_mul(per_expert))
+            .saturating_add(size_of::<usize>())
     }
 
     /// Number of experts.

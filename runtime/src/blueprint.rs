@@ -263,9 +263,16 @@ impl Blueprint {
         let check = || {
             let vocabulary = self.tokenizer.vocabulary_size();
             let identity = Identity::new(&self.catalog, vocabulary, files).get()?;
-            SessionKind::new(identity, self.settings.kv_type).check(path, self.context)
+            let kind = SessionKind::new(identity, self.settings.kv_type, self.long_factors());
+            kind.check(path, self.context)
         };
         check().map_err(|source| Error::session(path, source))
+    }
+
+    /// As [`Program::long_factors`], for the context that the forward pass rotates by.
+    pub(crate) fn long_factors(&self) -> Option<(usize, bool)> {
+        let context = context_wished(&self.settings, &self.program);
+        self.program.long_factors(context)
     }
 
     /// What the forward pass allocates.

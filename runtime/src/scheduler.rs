@@ -152,6 +152,7 @@ async fn build(
         vocabulary: blueprint.program.vocabulary(),
         sampler_bytes: blueprint.sampler_bytes,
         kv_type: blueprint.settings.kv_type,
+        long_factors: blueprint.long_factors(),
         fixed: FixedUsage::new(blueprint, backend, &files, &generator),
         identity: Identity::new(
             &blueprint.catalog,
@@ -211,6 +212,7 @@ struct Scheduler {
     vocabulary: usize,
     sampler_bytes: usize,
     kv_type: KvType,
+    long_factors: Option<(usize, bool)>,
     identity: Identity,
     fixed: FixedUsage,
 }
@@ -253,7 +255,7 @@ impl Scheduler {
     }
 
     fn session(&mut self, path: &Path, task: SessionTask) -> Result<usize, SessionError> {
-        let kind = SessionKind::new(self.identity.get()?, self.kv_type);
+        let kind = SessionKind::new(self.identity.get()?, self.kv_type, self.long_factors);
         match task {
             SessionTask::Save => kind.save(path, self.generator.state()),
             SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),

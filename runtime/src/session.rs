@@ -5,6 +5,7 @@
 //! version                        u32
 //! KV type, as GGUF numbers it    u32
 //! identity of the model          u64
+//! rotary factors                 u32: 1 for those beyond the original context, else 0
 //! tokens                         u64, then a u32 for each
 //! layers                         as emel_model::state writes them
 //! XxHash64 of all the above      u64
@@ -82,6 +83,18 @@ pub enum SessionError {
         /// How the engine does.
         expected: KvType,
     },
+    /// Keys were rotated with the factors of the other side of the original context.
+    #[error(
+        "the session was computed with a context of {} {original_context} tokens, expected one on the same side; run with -c {}, or delete it to start over",
+        if *is_long { "more than" } else { "up to" },
+        if *is_long { format!("{} or more", original_context + 1) } else { format!("{original_context} or less") }
+    )]
+    RotaryFactors {
+        /// Whether the session was computed beyond the original context.
+        is_long: bool,
+        /// Positions that the model knew before it was stretched.
+        original_context: usize,
+    },
     /// The session is longer than the context.
     #[error("the session has {tokens} tokens and the context holds {context}; raise -c")]
     TooLong {
@@ -103,11 +116,21 @@ pub enum SessionError {
 pub(crate) struct SessionKind {
     identity: u64,
     kv_type: KvType,
+    /// As [`emel_model::program::Program::long_factors`] tells.
+    long_factors: Option<(usize, bool)>,
 }
 
 impl SessionKind {
-    pub(crate) fn new(identity: u64, kv_type: KvType) -> Self {
-        Self { identity, kv_type }
+    pub(crate) fn new(identity: u64, kv_type: KvType, long_factors: Option<(usize, bool)>) -> Self {
+        Self {
+            identity,
+            kv_type,
+            long_factors,
+        }
+    }
+
+    fn is_long(&self) -> bool {
+        self.long_factors.is_some_and(|(_, is_long)| is_long)
     }
 
     /// Writes the state to `path` and says how many tokens it stands for. What is there
@@ -143,6 +166,7 @@ impl SessionKind {
         out.write_all(&VERSION.to_le_bytes())?;
         out.write_all(&ggml_type(self.kv_type).to_le_bytes())?;
         out.write_all(&self.identity.to_le_bytes())?;
+        out.write_all(&u32::from(self.is_long()).to_le_bytes())?;
         state.write(&mut out)?;
         let Hashing { mut inner, hasher } = out;
         inner.write_all(&hasher.finish().to_le_bytes())?;
@@ -221,7 +245,19 @@ impl SessionKind {
                 expected: self.kv_type,
             });
         }
-        Ok(input)
+        let is_long = match u32::from_le_bytes(read_array(&mut input)?) {
+            0 => false,
+            1 => true,
+            _ => return Err(SessionError::Damaged),
+        };
+        match self.long_factors {
+            _ if is_long == self.is_long() => Ok(input),
+            Some((original_context, _)) => Err(SessionError::RotaryFactors {
+                is_long,
+                original_context,
+            }),
+            None => Err(SessionError::Damaged),
+        }
     }
 }
 

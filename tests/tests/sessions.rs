@@ -10,8 +10,8 @@ use emel_tests::fixtures::fixture;
 use emel_tests::run::{block_on, open, settings, smallest_budget};
 
 /// One of each kind of state: keys and values, windows, short convolutions, memories of
-/// the delta rule, latent vectors.
-const MODELS: [&str; 5] = ["llama", "gemma3", "lfm2", "qwen35moe", "deepseek2"];
+/// the delta rule, latent vectors; and keys rotated by the context.
+const MODELS: [&str; 6] = ["llama", "gemma3", "lfm2", "qwen35moe", "deepseek2", "phi3"];
 
 fn model(name: &str) -> std::path::PathBuf {
     fixture("arch").join(format!("{name}.gguf"))
@@ -120,6 +120,37 @@ fn a_cancelled_request_leaves_a_state_that_can_be_gone_on_from() {
 }
 
 #[test]
+fn a_session_stays_on_its_side_of_the_original_context() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    // The fixture's original context has 128 tokens.
+    for (saved, other, same, advice) in [
+        (128, 129, 100, "-c 128 or less"),
+        (129, 128, 300, "-c 129 or more"),
+    ] {
+        block_on(async {
+            let engine = open(&model("phi3"), with_context(saved)).await.unwrap();
+            let (tokens, _) = generate(&engine, &prompt(40), 10).await;
+            engine.save_session(&path).await.unwrap();
+
+            let engine = open(&model("phi3"), with_context(other)).await.unwrap();
+            let refusal = refused(engine.restore_session(&path).await);
+            assert!(refusal.to_string().contains(advice), "{refusal}");
+            let (_, usage) = generate(&engine, &tokens, 10).await;
+            assert_eq!(usage.resumed_tokens, 0);
+
+            let engine = open(&model("phi3"), with_context(same)).await.unwrap();
+            assert_eq!(engine.restore_session(&path).await.unwrap(), 49);
+            let (found, usage) = generate(&engine, &tokens, 10).await;
+            assert_eq!(usage.resumed_tokens, 49);
+            let fresh = open(&model("phi3"), with_context(same)).await.unwrap();
+            let (expected, _) = generate(&fresh, &tokens, 10).await;
+            assert_eq!(found, expected, "{saved} and {same}");
+        });
+    }
+}
+
+#[test]
 fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
@@ -173,9 +204,9 @@ fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
         std::fs::write(&path, &bytes).unwrap();
         restore("llama", with_context(100)).to_string()
     };
-    assert!(changed(8, 2).contains("format 3, expected 1"));
+    assert!(changed(8, 2).contains("format 0, expected 2"));
     assert!(changed(12, 64).contains("as type 65"));
-    for place in [24 + 7, 40, good.len() / 2, good.len() - 1] {
+    for place in [24, 28 + 7, 44, good.len() / 2, good.len() - 1] {
         let refusal = changed(place, 1);
         let told = ["damaged", "raise -c"];
         assert!(
