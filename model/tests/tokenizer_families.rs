@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use emel_loader::gguf::{Array, Metadata, StringTable, Value};
-use emel_model::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer};
+use emel_model::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer, TokenizerError};
 use proptest::prelude::*;
 
 const NORMAL: i32 = 1;
@@ -195,6 +195,80 @@ fn unigram_follows_the_table_of_replacements() {
             error.to_string().contains("precompiled_charsmap"),
             "{error}"
         );
+    }
+}
+
+/// A Unigram vocabulary with a double array in which `X` leads from 0x100 to a node with
+/// children at `base`, whose leaf at `leaf` points to `replacement`.
+fn unigram_with(base: u32, leaf: usize, replacement: &[u8]) -> Metadata {
+    let mut nodes = vec![0u32; 0x15a];
+    nodes[0] = 0x100 << 10;
+    nodes[0x158] = base << 10 | 1 << 8 | u32::from(b'X');
+    nodes[leaf] = 1 << 31;
+    let mut bytes = (nodes.len() as u32 * 4).to_le_bytes().to_vec();
+    bytes.extend(nodes.iter().flat_map(|node| node.to_le_bytes()));
+    bytes.extend_from_slice(replacement);
+    let numbers = bytes.iter().map(|&byte| i32::from(byte as i8)).collect();
+    let mut metadata = unigram();
+    let table = Value::Array(Array::I32(numbers));
+    set(&mut metadata, "precompiled_charsmap", table);
+    metadata
+}
+
+#[test]
+fn a_table_of_replacements_with_a_loop_matches_256_bytes_at_most() {
+    // `X` leads back to where it came from, so every run of it is in the table.
+    let tokenizer = build(unigram_with(u32::from(b'X'), 0x100, b"he\0"));
+    let ids = tokenizer.encode(&"X".repeat(600), PLAIN);
+    assert_eq!(ids, build(unigram()).encode("hehehe", PLAIN));
+}
+
+#[test]
+fn a_replacement_that_inflates_a_text_is_refused_or_not_followed() {
+    let replaced = |bytes: usize| {
+        let mut replacement = vec![b'l'; bytes];
+        replacement.push(0);
+        unigram_with(1, 0x159, &replacement)
+    };
+    let plain = build(unigram());
+    let ids = build(replaced(16)).encode("X", PLAIN);
+    assert_eq!(ids, plain.encode(&"l".repeat(16), PLAIN));
+    assert_eq!(
+        build(replaced(17)).encode("X", PLAIN),
+        plain.encode("X", PLAIN)
+    );
+    build(replaced(256));
+    let error = Tokenizer::from_metadata(&mut replaced(257)).unwrap_err();
+    assert!(error.to_string().contains("257 bytes"), "{error}");
+}
+
+#[test]
+fn tokens_over_a_kibibyte_are_refused_where_texts_are_matched_by_prefix() {
+    for model in ["t5", "rwkv", "bert"] {
+        let build = |bytes: usize| {
+            let long = "a".repeat(bytes);
+            let tokens = [
+                ("b", NORMAL, 0.0),
+                ("<unk>", UNKNOWN, 0.0),
+                (&long, NORMAL, 0.0),
+            ];
+            let mut metadata = metadata(model, &tokens);
+            for key in ["bos", "eos", "unknown", "seperator"] {
+                set(
+                    &mut metadata,
+                    &format!("{key}_token_id"),
+                    Value::Unsigned(1),
+                );
+            }
+            Tokenizer::from_metadata(&mut metadata)
+        };
+        assert!(build(1024).is_ok(), "{model}");
+        let expected = TokenizerError::TokenLength {
+            index: 2,
+            found: 1025,
+            maximum: 1024,
+        };
+        assert_eq!(build(1025).unwrap_err(), expected, "{model}");
     }
 }
 

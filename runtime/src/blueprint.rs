@@ -488,12 +488,11 @@ impl Draft<'_> {
     /// that rule out the ends of generation.
     fn sampler_bytes(&self, context: usize) -> usize {
         const PAGE_BYTES: usize = 4096;
-        let options = self.sampler.clone();
-        let vocabulary = self.program.vocabulary();
-        let sampler = Sampler::new(options, vocabulary, context + 1, self.breakers.clone());
-        // Checked when the draft was made, so there is one.
-        let bytes = sampler.map_or(0, |sampler| sampler.heap_bytes());
-        bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES
+        let (options, vocabulary) = (&self.sampler, self.program.vocabulary());
+        let tokens_max = context.saturating_add(1);
+        let bytes = Sampler::required_bytes(options, vocabulary, tokens_max, &self.breakers);
+        let pages = bytes.div_ceil(PAGE_BYTES).saturating_add(1);
+        pages.saturating_mul(PAGE_BYTES)
     }
 
     fn notices(&self, shape: &Shape) -> Vec<String> {

@@ -337,15 +337,22 @@ impl Scheduler {
     fn sampler(&self, options: SamplerOptions) -> Result<Sampler, Error> {
         let breakers = Breakers::new(&options, &self.tokenizer);
         // The last token of an answer has no place in the context.
-        let sampler = Sampler::new(options, self.vocabulary, self.context + 1, breakers)?;
-        let (needed_bytes, planned_bytes) = (sampler.heap_bytes(), self.sampler_bytes);
+        let tokens_max = self.context.saturating_add(1);
+        let needed_bytes =
+            Sampler::required_bytes(&options, self.vocabulary, tokens_max, &breakers);
+        let planned_bytes = self.sampler_bytes;
         if needed_bytes > planned_bytes {
             return Err(Error::SamplerTooLarge {
                 needed_bytes,
                 planned_bytes,
             });
         }
-        Ok(sampler)
+        Ok(Sampler::new(
+            options,
+            self.vocabulary,
+            tokens_max,
+            breakers,
+        )?)
     }
 
     /// Runs the prompt from `position` on through the model, chunk by chunk; the logits

@@ -57,6 +57,31 @@ impl Adjustments {
         }
     }
 
+    /// Heap bytes that [`Adjustments::new`] takes.
+    pub(super) fn required_bytes(
+        options: &SamplerOptions,
+        early: &[Stage],
+        late: &[Stage],
+        breakers: &Breakers,
+    ) -> usize {
+        let is_used = |stage| early.contains(&stage) || late.contains(&stage);
+        let of = |count: usize, bytes: usize| count.saturating_mul(bytes);
+        let biases = options.logit_bias.len();
+        let mut bytes = of(biases, size_of::<(u32, f32)>()).saturating_add(size_of_val(early));
+        let (mut recent, mut repeated) = (0, 0);
+        if is_used(Stage::Penalties) {
+            recent = options.repeat_last_n;
+            bytes = bytes.saturating_add(Penalties::required_bytes(recent));
+        }
+        if is_used(Stage::Dry) {
+            repeated = options.dry_penalty_last_n;
+            bytes = bytes.saturating_add(Dry::required_bytes(repeated, breakers));
+        }
+        let changed = biases.saturating_add(recent).saturating_add(repeated);
+        let ids = changed.saturating_add(recent.max(repeated));
+        bytes.saturating_add(of(ids, size_of::<u32>()))
+    }
+
     /// Adds a token of the sequence.
     pub(super) fn accept(&mut self, id: u32) {
         if let Some(penalties) = &mut self.penalties {

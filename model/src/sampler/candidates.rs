@@ -40,15 +40,26 @@ impl Candidates {
     /// Room for the `keep` likeliest of up to `vocabulary_size` tokens.
     pub(super) fn new(keep: usize, vocabulary_size: usize) -> Self {
         let keep = keep.clamp(1, vocabulary_size.max(1));
-        // With room for twice as many, the buffer is cut back only after as many
-        // again have passed, so a selection is linear in the vocabulary without a
-        // copy of all logits.
-        let limit = keep.saturating_mul(2).min(vocabulary_size.max(1));
+        let limit = Self::limit(keep, vocabulary_size);
         Self {
             buffer: Vec::with_capacity(limit),
             keep,
             limit,
         }
+    }
+
+    /// How many candidates the buffer has room for.
+    fn limit(keep: usize, vocabulary_size: usize) -> usize {
+        let keep = keep.clamp(1, vocabulary_size.max(1));
+        // With room for twice as many, the buffer is cut back only after as many
+        // again have passed, so a selection is linear in the vocabulary without a
+        // copy of all logits.
+        keep.saturating_mul(2).min(vocabulary_size.max(1))
+    }
+
+    /// Heap bytes that [`Candidates::new`] takes.
+    pub(super) fn required_bytes(keep: usize, vocabulary_size: usize) -> usize {
+        Self::limit(keep, vocabulary_size).saturating_mul(size_of::<Candidate>())
     }
 
     /// Selects the likeliest of `candidates`.

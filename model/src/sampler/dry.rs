@@ -145,6 +145,12 @@ impl Dry {
         }
     }
 
+    /// Heap bytes that [`Dry::new`] takes for the latest `last_n` tokens.
+    pub(super) fn required_bytes(last_n: usize, breakers: &Breakers) -> usize {
+        let lengths = last_n.saturating_mul(size_of::<u32>() + size_of::<(u32, u32)>());
+        breakers.heap_bytes().saturating_add(lengths)
+    }
+
     /// Finds the repetitions at the end of `history`.
     pub(super) fn update(&mut self, history: &History) {
         self.lengths.clear();

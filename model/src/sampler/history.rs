@@ -71,6 +71,16 @@ impl Penalties {
         }
     }
 
+    /// Heap bytes that [`Penalties::new`] takes for the latest `last_n` tokens.
+    pub(super) fn required_bytes(last_n: usize) -> usize {
+        let counts = if last_n > 0 {
+            last_n.saturating_add(1)
+        } else {
+            0
+        };
+        counts.saturating_mul(size_of::<(u32, u32)>())
+    }
+
     /// Counts a token that is about to enter `history`, and forgets the one that is
     /// then too old.
     pub(super) fn push(&mut self, id: u32, history: &History) {

@@ -53,11 +53,7 @@ impl Sampler {
         options.check()?;
         let options = options.within(tokens_max);
         let (early, late) = split_stages(&options);
-        let keep = match late.first() {
-            _ if options.temperature <= 0.0 => 1,
-            Some(Stage::TopK) => options.top_k,
-            _ => vocabulary_size,
-        };
+        let keep = kept(&options, &late, vocabulary_size);
         let mirostat = options.mirostat.unwrap_or_default();
         Ok(Self {
             adjustments: Adjustments::new(&options, early, &late, breakers),
@@ -69,6 +65,23 @@ impl Sampler {
             options,
             vocabulary_size,
         })
+    }
+
+    /// Heap bytes that a sampler of the same arguments holds, without making one.
+    pub fn required_bytes(
+        options: &SamplerOptions,
+        vocabulary_size: usize,
+        tokens_max: usize,
+        breakers: &Breakers,
+    ) -> usize {
+        let own = options_bytes(options);
+        let options = options.clone().within(tokens_max);
+        let (early, late) = split_stages(&options);
+        let keep = kept(&options, &late, vocabulary_size);
+        Adjustments::required_bytes(&options, &early, &late, breakers)
+            .saturating_add(Candidates::required_bytes(keep, vocabulary_size))
+            .saturating_add(size_of_val(late.as_slice()))
+            .saturating_add(own)
     }
 
     /// Adds a token of the sequence to the history, one of the prompt or one that
@@ -151,17 +164,30 @@ impl Sampler {
 
     /// Heap bytes held, counted against the memory budget.
     pub fn heap_bytes(&self) -> usize {
-        let stages = self.late.capacity() + self.options.stages.capacity();
-        let texts = &self.options.dry_sequence_breakers;
-        let texts: usize = texts
-            .iter()
-            .map(|text| size_of::<String>() + text.capacity())
-            .sum();
         self.adjustments.heap_bytes()
             + self.candidates.heap_bytes()
-            + self.options.logit_bias.capacity() * size_of::<(u32, f32)>()
-            + stages * size_of::<Stage>()
-            + texts
+            + self.late.capacity() * size_of::<Stage>()
+            + options_bytes(&self.options)
+    }
+}
+
+/// Heap bytes of the options themselves.
+fn options_bytes(options: &SamplerOptions) -> usize {
+    let texts = options.dry_sequence_breakers.iter();
+    let texts: usize = texts
+        .map(|text| size_of::<String>() + text.capacity())
+        .sum();
+    options.logit_bias.capacity() * size_of::<(u32, f32)>()
+        + options.stages.capacity() * size_of::<Stage>()
+        + texts
+}
+
+/// How many of the likeliest tokens the stages look at.
+fn kept(options: &SamplerOptions, late: &[Stage], vocabulary_size: usize) -> usize {
+    match late.first() {
+        _ if options.temperature <= 0.0 => 1,
+        Some(Stage::TopK) => options.top_k,
+        _ => vocabulary_size,
     }
 }
 
@@ -172,13 +198,17 @@ fn split_stages(options: &SamplerOptions) -> (Vec<Stage>, Vec<Stage>) {
     let is_active = |stage: &Stage| options.is_active(*stage);
     let active = options.stages.iter().copied().filter(is_active);
     if options.temperature <= 0.0 {
-        return (active.filter(is_penalty).collect(), Vec::new());
+        let mut early: Vec<Stage> = active.filter(is_penalty).collect();
+        early.shrink_to_fit();
+        return (early, Vec::new());
     }
     if options.mirostat.is_some() {
         return (Vec::new(), vec![Stage::Temperature]);
     }
-    let early: Vec<Stage> = active.clone().take_while(is_penalty).collect();
-    let late = active.skip(early.len()).collect();
+    let mut early: Vec<Stage> = active.clone().take_while(is_penalty).collect();
+    let mut late: Vec<Stage> = active.skip(early.len()).collect();
+    early.shrink_to_fit();
+    late.shrink_to_fit();
     (early, late)
 }
 

@@ -226,6 +226,48 @@ fn a_sampler_of_a_large_vocabulary_holds_little() {
 }
 
 #[test]
+fn the_bytes_required_are_those_that_a_sampler_holds() {
+    let greedy = SamplerOptions {
+        temperature: 0.0,
+        repeat_penalty: 1.1,
+        ..SamplerOptions::default()
+    };
+    let mirostat = SamplerOptions {
+        mirostat: Some(Mirostat::default()),
+        ..SamplerOptions::default()
+    };
+    let late_dry = SamplerOptions {
+        stages: Stage::ALL.iter().rev().copied().collect(),
+        ..SamplerOptions::most_demanding()
+    };
+    let most = SamplerOptions::most_demanding();
+    for options in [
+        plain(),
+        SamplerOptions::default(),
+        greedy,
+        mirostat,
+        late_dry,
+        most,
+    ] {
+        for (vocabulary_size, tokens_max) in [(4, 64), (1000, 0), (50, 5000), (0, 1)] {
+            let breakers = Breakers::default();
+            let required =
+                Sampler::required_bytes(&options, vocabulary_size, tokens_max, &breakers);
+            let sampler = Sampler::new(options.clone(), vocabulary_size, tokens_max, breakers);
+            assert_eq!(required, sampler.unwrap().heap_bytes(), "{options:?}");
+        }
+    }
+}
+
+#[test]
+fn the_bytes_required_for_an_endless_sequence_are_counted_without_allocating() {
+    let options = SamplerOptions::most_demanding();
+    let breakers = Breakers::default();
+    let required = Sampler::required_bytes(&options, 4, usize::MAX, &breakers);
+    assert_eq!(required, usize::MAX);
+}
+
+#[test]
 fn presence_and_frequency_are_taken_off_the_logits() {
     // ln 2 off halves a weight: once for presence, once for each of two occurrences.
     let options = SamplerOptions {
