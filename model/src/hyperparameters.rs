@@ -77,6 +77,8 @@ impl Hyperparameters {
             ));
         }
         let context_length = keys.size("context_length")?;
+        let original_context =
+            keys.size_or("rope.scaling.original_context_length", context_length)?;
         let blocks = keys.size("block_count")?;
         // Blocks at the end that predict further tokens take no part in the next one.
         let ahead = keys.count("nextn_predict_layers")?;
@@ -102,12 +104,11 @@ impl Hyperparameters {
             experts_used,
             expert_feed_forward: expert_width.unwrap_or(feed_forward),
             context_length,
-            original_context: keys
-                .size_or("rope.scaling.original_context_length", context_length)?,
+            original_context,
             norm_epsilon: keys.positive("attention.layer_norm_rms_epsilon", 1e-5)?,
             rope_width,
             rope_base: keys.positive("rope.freq_base", 10_000.0)?,
-            rope_scaling: rope_scaling(&keys, context_length)?,
+            rope_scaling: rope_scaling(&keys, original_context)?,
             sliding_window: keys
                 .u32("attention.sliding_window")?
                 .filter(|&window| window > 0)
@@ -149,13 +150,12 @@ fn experts(keys: &Keys<'_>) -> Result<(usize, usize, Option<usize>), ModelError>
 
 /// What `rope.scaling.*` says. A factor without a type means positions divided by it;
 /// `rope.scale_linear` is the older name of the factor.
-fn rope_scaling(keys: &Keys<'_>, context_length: usize) -> Result<RopeScaling, ModelError> {
+fn rope_scaling(keys: &Keys<'_>, original_context: usize) -> Result<RopeScaling, ModelError> {
     let positive = |suffix, default| keys.positive(suffix, default).map(f64::from);
     let older = keys.positive("rope.scale_linear", 1.0)?;
     let factor = positive("rope.scaling.factor", older)?;
     let attn_factor = positive("rope.scaling.attn_factor", 1.0)?
         * positive("rope.scaling.yarn_attn_factor", 1.0)?;
-    let original_context = keys.size_or("rope.scaling.original_context_length", context_length)?;
     let beta_fast = positive("rope.scaling.yarn_beta_fast", 32.0)?;
     let beta_slow = positive("rope.scaling.yarn_beta_slow", 1.0)?;
     // Without its ramp, YaRN is interpolation with a magnitude.

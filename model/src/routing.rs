@@ -143,7 +143,7 @@ impl Routing {
         self.shares.clear();
         self.shares.extend_from_slice(logits);
         match router.gating {
-            Gating::Softmax => softmax(&mut self.shares),
+            Gating::Softmax => softmax(&mut self.shares, |share| share),
             Gating::Sigmoid => self
                 .shares
                 .iter_mut()
@@ -199,16 +199,7 @@ impl Routing {
 /// Turns the shares of one token's choices into their weights.
 fn weigh(router: &Router, choices: &mut [Choice]) {
     if router.gating == Gating::SoftmaxOfChosen {
-        let greatest = choices
-            .iter()
-            .fold(f32::NEG_INFINITY, |most, choice| most.max(choice.weight));
-        for choice in &mut *choices {
-            choice.weight = (choice.weight - greatest).exp();
-        }
-        let total: f32 = choices.iter().map(|choice| choice.weight).sum();
-        for choice in &mut *choices {
-            choice.weight /= total;
-        }
+        softmax(choices, |choice| &mut choice.weight);
     }
     if router.normalises {
         let total: f32 = choices.iter().map(|choice| choice.weight).sum();
@@ -221,14 +212,18 @@ fn weigh(router: &Router, choices: &mut [Choice]) {
     }
 }
 
-fn softmax(values: &mut [f32]) {
-    let greatest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for value in &mut *values {
+/// Softmax over one value of each item.
+fn softmax<T>(items: &mut [T], value: impl Fn(&mut T) -> &mut f32) {
+    let greatest = items
+        .iter_mut()
+        .fold(f32::NEG_INFINITY, |most, item| most.max(*value(item)));
+    for item in &mut *items {
+        let value = value(item);
         *value = (*value - greatest).exp();
     }
-    let total: f32 = values.iter().sum();
-    for value in values {
-        *value /= total;
+    let total: f32 = items.iter_mut().map(|item| *value(item)).sum();
+    for item in items {
+        *value(item) /= total;
     }
 }
 

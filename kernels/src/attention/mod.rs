@@ -145,43 +145,35 @@ impl Kernels {
 
     /// One task, with the types of the cache resolved.
     fn attend(&self, tile: &Tile<'_>, scores: &mut [f32], out: SharedSlice<'_, f32>) {
-        match (tile.input.kv.keys, tile.input.kv.values) {
-            (KvSlice::F16(keys), KvSlice::F16(values)) => {
-                self.dispatch(Attend {
-                    tile,
-                    keys,
-                    values,
-                    scores,
-                    out,
-                });
-            }
-            (KvSlice::F32(keys), KvSlice::F32(values)) => {
-                self.dispatch(Attend {
-                    tile,
-                    keys,
-                    values,
-                    scores,
-                    out,
-                });
-            }
-            (KvSlice::F16(keys), KvSlice::F32(values)) => {
-                self.dispatch(Attend {
-                    tile,
-                    keys,
-                    values,
-                    scores,
-                    out,
-                });
-            }
-            (KvSlice::F32(keys), KvSlice::F16(values)) => {
-                self.dispatch(Attend {
-                    tile,
-                    keys,
-                    values,
-                    scores,
-                    out,
-                });
-            }
+        match tile.input.kv.keys {
+            KvSlice::F16(keys) => self.attend_keys(tile, keys, scores, out),
+            KvSlice::F32(keys) => self.attend_keys(tile, keys, scores, out),
+        }
+    }
+
+    /// One task, with the type of the values still to resolve.
+    fn attend_keys<K: CacheElement>(
+        &self,
+        tile: &Tile<'_>,
+        keys: &[K],
+        scores: &mut [f32],
+        out: SharedSlice<'_, f32>,
+    ) {
+        match tile.input.kv.values {
+            KvSlice::F16(values) => self.dispatch(Attend {
+                tile,
+                keys,
+                values,
+                scores,
+                out,
+            }),
+            KvSlice::F32(values) => self.dispatch(Attend {
+                tile,
+                keys,
+                values,
+                scores,
+                out,
+            }),
         }
     }
 }

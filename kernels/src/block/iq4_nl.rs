@@ -5,7 +5,7 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
-    of_one_length, parts, raised, store_nibbles, words_of_two,
+    of_one_length, parts, raised, store_nibbles, store_scales,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -43,8 +43,7 @@ impl QuantisedBlock for IQ4NL {
         let (rows, groups) = of_one_length(rows);
         for group in 0..groups {
             let blocks = blocks_at(&rows, group);
-            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
-            simd.store_rows(scales, &mut panel.scales[0][group]);
+            store_scales(simd, &blocks, group, panel);
             let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);
             store_nibbles(simd, &parts(&blocks, 2), look_up, &mut panel.quants[group]);
         }

@@ -180,6 +180,31 @@ fn words_of_four<S: Simd, const B: usize>(
     simd.load_words(&words)
 }
 
+/// Writes the half-precision scales that blocks of a group begin with.
+#[inline(always)]
+fn store_scales<S: Simd, const B: usize>(
+    simd: S,
+    blocks: &[&[u8; B]; PANEL_ROWS],
+    group: usize,
+    panel: &mut Panel,
+) {
+    let scales = simd.half_as_rows(words_of_two(simd, blocks, 0), 0);
+    simd.store_rows(scales, &mut panel.scales[0][group]);
+}
+
+/// Writes the half-precision scales and minima that blocks of a group begin with.
+#[inline(always)]
+fn store_scales_and_minima<S: Simd, const B: usize>(
+    simd: S,
+    blocks: &[&[u8; B]; PANEL_ROWS],
+    group: usize,
+    panel: &mut Panel,
+) {
+    let head = words_of_four(simd, blocks, 0);
+    simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
+    simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);
+}
+
 /// Writes the low nibbles of sixteen bytes per row as columns 0–15 of a group, the high nibbles as
 /// columns 16–31, each through `convert`.
 #[inline(always)]

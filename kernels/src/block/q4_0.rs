@@ -4,7 +4,7 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, of_one_length,
-    parts, store_nibbles, words_of_two,
+    parts, store_nibbles, store_scales,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -42,8 +42,7 @@ impl QuantisedBlock for Q4_0 {
         let (rows, groups) = of_one_length(rows);
         for group in 0..groups {
             let blocks = blocks_at(&rows, group);
-            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
-            simd.store_rows(scales, &mut panel.scales[0][group]);
+            store_scales(simd, &blocks, group, panel);
             store_nibbles(
                 simd,
                 &parts(&blocks, 2),

@@ -5,7 +5,7 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
-    of_one_length, parts, store_nibbles, words_of_four,
+    of_one_length, parts, store_nibbles, store_scales_and_minima,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -43,9 +43,7 @@ impl QuantisedBlock for Q4_1 {
         let (rows, groups) = of_one_length(rows);
         for group in 0..groups {
             let blocks = blocks_at(&rows, group);
-            let head = words_of_four(simd, &blocks, 0);
-            simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
-            simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);
+            store_scales_and_minima(simd, &blocks, group, panel);
             store_nibbles(
                 simd,
                 &parts(&blocks, 4),

@@ -5,7 +5,7 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, of_one_length,
-    part, parts, store_nibbles_and_fifth_bits, words_of_four, words_of_two,
+    part, parts, store_nibbles_and_fifth_bits, store_scales, words_of_four,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -46,8 +46,7 @@ impl QuantisedBlock for Q5_0 {
         let (rows, groups) = of_one_length(rows);
         for group in 0..groups {
             let blocks = blocks_at(&rows, group);
-            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
-            simd.store_rows(scales, &mut panel.scales[0][group]);
+            store_scales(simd, &blocks, group, panel);
             let fifth = words_of_four(simd, &blocks, 2);
             let (nibbles, quants) = (parts(&blocks, 6), &mut panel.quants[group]);
             store_nibbles_and_fifth_bits(simd, &nibbles, fifth, quants);

@@ -5,7 +5,8 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
-    of_one_length, part, parts, store_nibbles_and_fifth_bits, words_of_four,
+    of_one_length, part, parts, store_nibbles_and_fifth_bits, store_scales_and_minima,
+    words_of_four,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -46,9 +47,7 @@ impl QuantisedBlock for Q5_1 {
         let (rows, groups) = of_one_length(rows);
         for group in 0..groups {
             let blocks = blocks_at(&rows, group);
-            let head = words_of_four(simd, &blocks, 0);
-            simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
-            simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);
+            store_scales_and_minima(simd, &blocks, group, panel);
             let fifth = words_of_four(simd, &blocks, 4);
             let (nibbles, quants) = (parts(&blocks, 8), &mut panel.quants[group]);
             store_nibbles_and_fifth_bits(simd, &nibbles, fifth, quants);

@@ -5,7 +5,7 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
-    of_one_length, parts, words_of_two,
+    of_one_length, parts, store_scales,
 };
 use crate::arch::Simd;
 use crate::panel::Panel;
@@ -41,8 +41,7 @@ impl QuantisedBlock for Q8_0 {
         let (rows, groups) = of_one_length(rows);
         for group in 0..groups {
             let blocks = blocks_at(&rows, group);
-            let scales = simd.half_as_rows(words_of_two(simd, &blocks, 0), 0);
-            simd.store_rows(scales, &mut panel.scales[0][group]);
+            store_scales(simd, &blocks, group, panel);
             let quads = simd.interleave(&parts(&blocks, 2));
             for (quads, out) in quads.into_iter().zip(&mut panel.quants[group]) {
                 simd.store_quads(simd.raise_quads(quads), out);
