@@ -264,7 +264,7 @@ fn quantise_half<S: Simd>(simd: S, values: &[f32; HALF_ELEMENTS]) -> ([S::Floats
 
 /// Eight values in units of their scale, rounded.
 #[inline(always)]
-fn quants_of<S: Simd>(simd: S, lanes: S::Floats, inverse: S::Floats) -> S::Floats {
+pub(crate) fn quants_of<S: Simd>(simd: S, lanes: S::Floats, inverse: S::Floats) -> S::Floats {
     // The limits come second so that a NaN becomes one of them: a quant is never -128.
     let bounded = simd.minimum(simd.multiply(lanes, inverse), simd.splat(127.0));
     simd.round(simd.maximum(bounded, simd.splat(-127.0)))

@@ -1,13 +1,23 @@
 //! Rows of a KV cache: what attention reads and each token adds.
 //!
-//! A layer's keys are `[position][kv_head][head_dimension]`, values likewise, as `f16` or `f32`.
-//! The cell of a position is its number.
+//! A layer's keys are `[position][kv_head][head_dimension]`, values likewise, as `f16`, `f32` or
+//! blocks of Q8_0. The cell of a position is its number.
+
+mod q8_0;
 
 use half::f16;
 
 use crate::arch::{LANES, PANEL_ROWS, Routine, Simd, pad};
 use crate::attention::VALUES_NEAR;
 use crate::path::Kernels;
+
+/// Elements in a [`KvBlock`].
+pub const KV_BLOCK_ELEMENTS: usize = 32;
+
+/// 32 elements as GGUF's Q8_0 lays them out: a half-precision scale, little-endian, and 32 signed
+/// bytes. A head begins with a block of its own, so one whose width is no multiple of 32 leaves
+/// the end of its last block unused.
+pub type KvBlock = [u8; 34];
 
 /// Keys or values of a layer, to read.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +26,8 @@ pub enum KvSlice<'a> {
     F16(&'a [f16]),
     /// Single precision.
     F32(&'a [f32]),
+    /// 8 bits, and a scale for each 32 elements.
+    Q8_0(&'a [KvBlock]),
 }
 
 /// Keys or values of a layer, to write.
@@ -25,9 +37,11 @@ pub enum KvSliceMut<'a> {
     F16(&'a mut [f16]),
     /// Single precision.
     F32(&'a mut [f32]),
+    /// 8 bits, and a scale for each 32 elements.
+    Q8_0(&'a mut [KvBlock]),
 }
 
-/// A layer's keys and values.
+/// A layer's keys and values, both kept in the same way.
 #[derive(Clone, Copy, Debug)]
 pub struct KvView<'a> {
     /// `[position][kv_head][head_dim_k]`.
@@ -37,36 +51,45 @@ pub struct KvView<'a> {
 }
 
 impl KvSlice<'_> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F16(slice) => slice.len(),
-            Self::F32(slice) => slice.len(),
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// Heads of `width` elements that fit; as many as one likes of no elements.
+    pub fn heads(&self, width: usize) -> usize {
+        let heads = match self {
+            Self::F16(elements) => elements.len().checked_div(width),
+            Self::F32(elements) => elements.len().checked_div(width),
+            Self::Q8_0(blocks) => blocks.len().checked_div(width.div_ceil(KV_BLOCK_ELEMENTS)),
+        };
+        heads.unwrap_or(usize::MAX)
     }
 }
 
 impl Kernels {
-    /// Writes `values` into the cache from element `first` on. A token's row begins at
-    /// `position · kv_heads · head_dimension`.
+    /// Writes `values`, heads of `width` elements, into the cache from head `first` on. A token's
+    /// heads begin at `position · kv_heads`.
     ///
     /// # Panics
     ///
-    /// If they reach past the end.
-    pub fn store_kv(&self, cache: KvSliceMut<'_>, first: usize, values: &[f32]) {
+    /// If they are no whole heads or reach past the end.
+    pub fn store_kv(&self, cache: KvSliceMut<'_>, first: usize, width: usize, values: &[f32]) {
         match cache {
             KvSliceMut::F16(cache) => {
                 self.dispatch(StoreF16 {
                     values,
-                    out: &mut cache[first..][..values.len()],
+                    out: &mut cache[first * width..][..values.len()],
                 });
             }
-            KvSliceMut::F32(cache) => cache[first..][..values.len()].copy_from_slice(values),
+            KvSliceMut::F32(cache) => {
+                cache[first * width..][..values.len()].copy_from_slice(values);
+            }
+            KvSliceMut::Q8_0(cache) => {
+                assert!(values.len().is_multiple_of(width), "values are whole heads");
+                let head_blocks = width.div_ceil(KV_BLOCK_ELEMENTS);
+                let blocks = values.len() / width * head_blocks;
+                self.dispatch(q8_0::Store {
+                    values,
+                    width,
+                    out: &mut cache[first * head_blocks..][..blocks],
+                });
+            }
         }
     }
 }
@@ -92,7 +115,82 @@ impl Routine for StoreF16<'_> {
     }
 }
 
-/// An element of a cache.
+/// What a cache is made of: elements, or blocks of them. A head is a whole number of units.
+pub(crate) trait CacheUnit: Copy + Sync {
+    /// Elements in a unit.
+    const ELEMENTS: usize;
+    /// Elements `first..first + out.len()` of sixteen heads, converted exactly:
+    /// `out[element][head]`. `first` is a multiple of 32.
+    fn unpack<S: Simd>(
+        simd: S,
+        heads: &[&[Self]; PANEL_ROWS],
+        first: usize,
+        out: &mut [[f32; PANEL_ROWS]],
+    );
+    /// Elements of a head from `first` on, a multiple of 32, converted exactly; zeros follow the
+    /// last unit.
+    fn load_near<S: Simd>(
+        simd: S,
+        head: &[Self],
+        first: usize,
+        out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],
+    );
+}
+
+impl<E: CacheElement> CacheUnit for E {
+    const ELEMENTS: usize = 1;
+
+    #[inline(always)]
+    fn unpack<S: Simd>(
+        simd: S,
+        heads: &[&[Self]; PANEL_ROWS],
+        first: usize,
+        out: &mut [[f32; PANEL_ROWS]],
+    ) {
+        let end = first + out.len();
+        let (eights, rest) = out.as_chunks_mut::<LANES>();
+        for (index, out) in eights.iter_mut().enumerate() {
+            let element = first + index * LANES;
+            let mut parts = [heads[0][element..].first_chunk().expect("eight"); PANEL_ROWS];
+            for (part, head) in parts.iter_mut().zip(heads) {
+                *part = head[element..].first_chunk().expect("eight elements");
+            }
+            E::side_by_side(simd, &parts, out);
+        }
+        if rest.is_empty() {
+            return;
+        }
+        let mut padded = [[E::ZERO; LANES]; PANEL_ROWS];
+        for (padded, head) in padded.iter_mut().zip(heads) {
+            padded[..rest.len()].copy_from_slice(&head[end - rest.len()..end]);
+        }
+        let mut parts = [&padded[0]; PANEL_ROWS];
+        for (part, padded) in parts.iter_mut().zip(&padded) {
+            *part = padded;
+        }
+        let mut out = [[0.0; PANEL_ROWS]; LANES];
+        E::side_by_side(simd, &parts, &mut out);
+        rest.copy_from_slice(&out[..rest.len()]);
+    }
+
+    #[inline(always)]
+    fn load_near<S: Simd>(
+        simd: S,
+        head: &[Self],
+        first: usize,
+        out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],
+    ) {
+        let elements = &head[first..];
+        if let Some(elements) = elements.first_chunk() {
+            return E::load_elements(simd, elements, out);
+        }
+        let mut padded = [E::ZERO; VALUES_NEAR];
+        padded[..elements.len()].copy_from_slice(elements);
+        E::load_elements(simd, &padded, out);
+    }
+}
+
+/// An element that is a number by itself.
 pub(crate) trait CacheElement: Copy + Sync {
     /// Zero, the padding of a head that is not whole lanes.
     const ZERO: Self;
@@ -103,7 +201,7 @@ pub(crate) trait CacheElement: Copy + Sync {
         out: &mut [[f32; PANEL_ROWS]; LANES],
     );
     /// Consecutive elements of a row, converted exactly.
-    fn load_near<S: Simd>(
+    fn load_elements<S: Simd>(
         simd: S,
         elements: &[Self; VALUES_NEAR],
         out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],
@@ -129,7 +227,7 @@ impl CacheElement for f32 {
     }
 
     #[inline(always)]
-    fn load_near<S: Simd>(
+    fn load_elements<S: Simd>(
         simd: S,
         elements: &[Self; VALUES_NEAR],
         out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],
@@ -161,7 +259,7 @@ impl CacheElement for f16 {
     }
 
     #[inline(always)]
-    fn load_near<S: Simd>(
+    fn load_elements<S: Simd>(
         simd: S,
         elements: &[Self; VALUES_NEAR],
         out: &mut [S::Rows; VALUES_NEAR / PANEL_ROWS],

@@ -46,7 +46,7 @@ mod shared;
 pub use activations::{Activations, Q8Activations, Q8View};
 pub use attention::{AttentionInput, AttentionScratch, AttentionShape};
 pub use block::{ActivationFormat, Format};
-pub use cache::{KvSlice, KvSliceMut, KvView};
+pub use cache::{KV_BLOCK_ELEMENTS, KvBlock, KvSlice, KvSliceMut, KvView};
 pub use delta_rule::{DeltaRuleInput, DeltaRuleShape};
 pub use matmul::{OutputView, Product};
 pub use matrix::{Matrix, ShapeError};

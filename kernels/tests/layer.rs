@@ -4,8 +4,8 @@
 mod support;
 
 use emel_kernels::{
-    AttentionInput, AttentionScratch, AttentionShape, Kernels, KvSlice, KvSliceMut, KvView, Pool,
-    RopeFrequencies, RopeScaling, RopeStyle, RopeTable,
+    AttentionInput, AttentionScratch, AttentionShape, Format, KV_BLOCK_ELEMENTS, Kernels, KvBlock,
+    KvSlice, KvSliceMut, KvView, Pool, RopeFrequencies, RopeScaling, RopeStyle, RopeTable,
 };
 use half::f16;
 use proptest::prelude::*;
@@ -212,7 +212,7 @@ fn halves_are_stored_alike_by_every_path() {
     let expected: Vec<u16> = values.iter().map(|&v| f16::from_f32(v).to_bits()).collect();
     for kernels in Kernels::all() {
         let mut cache = vec![f16::ONE; values.len() + 5];
-        kernels.store_kv(KvSliceMut::F16(&mut cache), 3, &values);
+        kernels.store_kv(KvSliceMut::F16(&mut cache), 3, 1, &values);
         let found: Vec<u16> = cache[3..3 + values.len()]
             .iter()
             .map(|h| h.to_bits())
@@ -225,6 +225,78 @@ fn halves_are_stored_alike_by_every_path() {
                 .all(|&h| h == f16::ONE)
         );
     }
+}
+
+/// Heads of `width` values as blocks, and as what the blocks stand for.
+fn in_blocks(kernels: &Kernels, width: usize, values: &[f32]) -> (Vec<KvBlock>, Vec<f32>) {
+    let head_blocks = width.div_ceil(KV_BLOCK_ELEMENTS);
+    let mut blocks = vec![[0xff; 34]; values.len() / width * head_blocks];
+    kernels.store_kv(KvSliceMut::Q8_0(&mut blocks), 0, width, values);
+    let mut padded = vec![f32::NAN; blocks.len() * KV_BLOCK_ELEMENTS];
+    kernels.dequantise_row(Format::Q8_0, blocks.as_flattened(), &mut padded);
+    let heads = padded.chunks(head_blocks * KV_BLOCK_ELEMENTS);
+    let read = heads.flat_map(|head| head[..width].to_vec()).collect();
+    (blocks, read)
+}
+
+proptest! {
+    #[test]
+    fn blocks_are_stored_alike_by_every_path_and_near_what_they_stand_for(
+        seed: u64, width in 1_usize..140, heads in 1_usize..4, exponent in -30_i32..30,
+    ) {
+        let mut random = Random(seed);
+        let factor = 2.0_f32.powi(exponent);
+        let values = random.values(heads * width);
+        let values: Vec<f32> = values.iter().map(|value| value * factor).collect();
+        let (blocks, read) = in_blocks(&Kernels::scalar(), width, &values);
+        let whole = values.chunks(width).zip(read.chunks(width));
+        for (values, read) in whole {
+            let parts = values.chunks(KV_BLOCK_ELEMENTS).zip(read.chunks(KV_BLOCK_ELEMENTS));
+            for (values, read) in parts {
+                let greatest = values.iter().map(|value| value.abs()).fold(0.0, f32::max);
+                // The scale is at most one unit of a half above what it needs to be.
+                let step = greatest / 127.0 * (1.0 + 1.0 / 1024.0) + 2.0_f32.powi(-24);
+                for (value, read) in values.iter().zip(read) {
+                    let limit = if greatest < 127.0 * 65504.0 { step * 0.5001 } else { f32::INFINITY };
+                    prop_assert!((value - read).abs() <= limit, "{} as {}", value, read);
+                }
+            }
+        }
+        for kernels in Kernels::all() {
+            prop_assert_eq!(&in_blocks(&kernels, width, &values).0, &blocks, "{}", kernels.name());
+        }
+    }
+}
+
+#[test]
+fn a_block_that_eight_bits_cannot_hold_reads_as_no_number() {
+    for kernels in Kernels::all() {
+        let read = |value: f32| {
+            let mut values = [0.5; 40];
+            values[3] = value;
+            in_blocks(&kernels, 40, &values).1
+        };
+        for lost in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e7] {
+            let read = read(lost);
+            assert!(read[..32].iter().all(|value| !value.is_finite()), "{lost}");
+            assert!(read[32..].iter().all(|value| (value - 0.5).abs() < 1e-2));
+        }
+        assert!((read(8.3e6)[3] - 8.3e6).abs() < 1e-2 * 8.3e6);
+        let zeros = in_blocks(&kernels, 40, &[0.0; 40]);
+        assert!(zeros.0.as_flattened().iter().all(|&byte| byte == 0));
+    }
+}
+
+#[test]
+fn heads_are_stored_in_their_place_and_nowhere_else() {
+    let mut blocks = vec![[7; 34]; 10];
+    let kernels = Kernels::detect();
+    kernels.store_kv(KvSliceMut::Q8_0(&mut blocks), 2, 33, &[1.0; 66]);
+    for (index, block) in blocks.iter().enumerate() {
+        assert_eq!(*block != [7; 34], (4..8).contains(&index), "block {index}");
+    }
+    assert_eq!(KvSlice::Q8_0(&blocks).heads(33), 5);
+    assert_eq!(KvSlice::F32(&[0.0; 100]).heads(33), 3);
 }
 
 /// An attention call with its operands.
@@ -293,6 +365,21 @@ impl Attention {
             keys: KvSlice::F32(&self.keys),
             values: KvSlice::F32(&self.values),
         }
+    }
+
+    /// The call with what is left of its keys and values in blocks, and these.
+    fn quantised(&self, kernels: &Kernels) -> (Self, [Vec<KvBlock>; 2]) {
+        let (keys, read_keys) = in_blocks(kernels, self.shape.head_dim_k, &self.keys);
+        let (values, read_values) = in_blocks(kernels, self.shape.head_dim_v, &self.values);
+        let read = Self {
+            shape: self.shape,
+            positions: self.positions.clone(),
+            queries: self.queries.clone(),
+            keys: read_keys,
+            values: read_values,
+            sinks: self.sinks.clone(),
+        };
+        (read, [keys, values])
     }
 
     fn reference(&self) -> Vec<f64> {
@@ -367,6 +454,34 @@ proptest! {
             }
             let each: Vec<f32> = (0..tokens)
                 .flat_map(|token| case.run(&kernels, &pool, halves, token..token + 1))
+                .collect();
+            prop_assert_eq!(bits(&expected), bits(&each));
+        }
+    }
+
+    #[test]
+    fn attention_to_blocks_is_attention_to_what_they_stand_for_on_every_path_thread_and_chunk(
+        seed: u64, kv_heads in 1_usize..4, group in 1_usize..6, head_dim_k in 1_usize..200,
+        head_dim_v in 1_usize..200, before in 0_usize..40, tokens in 1_usize..6,
+        window in proptest::option::of(1_usize..20), sinks: bool,
+    ) {
+        let shape = AttentionShape {
+            heads: kv_heads * group, kv_heads, head_dim_k, head_dim_v,
+            scale: 1.0 / (head_dim_k as f32).sqrt(), window, softcap: None,
+        };
+        let case = Attention::new(seed, shape, before + tokens, tokens, sinks);
+        let (case, [keys, values]) = case.quantised(&Kernels::scalar());
+        let blocks = KvView { keys: KvSlice::Q8_0(&keys), values: KvSlice::Q8_0(&values) };
+        let pool = Pool::new(1, false).unwrap();
+        let expected = case.run(&Kernels::scalar(), &pool, case.singles(), 0..tokens);
+        for kernels in Kernels::all() {
+            for threads in [1, 2, 3] {
+                let pool = Pool::new(threads, false).unwrap();
+                let found = case.run(&kernels, &pool, blocks, 0..tokens);
+                prop_assert_eq!(bits(&expected), bits(&found));
+            }
+            let each: Vec<f32> = (0..tokens)
+                .flat_map(|token| case.run(&kernels, &pool, blocks, token..token + 1))
                 .collect();
             prop_assert_eq!(bits(&expected), bits(&each));
         }

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::ops::Range;
 
-use emel_kernels::{Kernels, KvSlice, KvSliceMut, KvView};
+use emel_kernels::{KV_BLOCK_ELEMENTS, Kernels, KvBlock, KvSlice, KvSliceMut, KvView};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfBitsVecExt;
@@ -17,21 +17,30 @@ pub enum KvType {
     F16,
     /// Single precision.
     F32,
+    /// 8 bits, and a half-precision scale for each 32 elements of a head; a head whose width
+    /// is no multiple of 32 takes a whole block for the rest.
+    Q8_0,
 }
 
 impl KvType {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F16, Self::F32, Self::Q8_0];
+
     /// The name that `--kv` takes.
     pub fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
             Self::F32 => "f32",
+            Self::Q8_0 => "q8_0",
         }
     }
 
-    fn bytes(self) -> usize {
+    /// The unit of which a head is a whole number: its elements and bytes.
+    fn unit(self) -> (usize, usize) {
         match self {
-            Self::F16 => size_of::<f16>(),
-            Self::F32 => size_of::<f32>(),
+            Self::F16 => (1, size_of::<f16>()),
+            Self::F32 => (1, size_of::<f32>()),
+            Self::Q8_0 => (KV_BLOCK_ELEMENTS, size_of::<KvBlock>()),
         }
     }
 }
@@ -66,19 +75,21 @@ impl KvShape {
         })
     }
 
-    /// Elements of a position's keys, and of its values.
-    fn widths(&self) -> [usize; 2] {
-        let width = |of_head: usize| self.kv_heads.saturating_mul(of_head);
-        [width(self.key_width), self.value_width.map_or(0, width)]
+    /// Units of a position's keys, and of its values.
+    fn units(&self, kv_type: KvType) -> [usize; 2] {
+        let (elements, _) = kv_type.unit();
+        let units = |width: usize| self.kv_heads.saturating_mul(width.div_ceil(elements));
+        [units(self.key_width), self.value_width.map_or(0, units)]
     }
 
     /// The bytes that [`KvCache::new`] allocates.
     pub fn required_bytes(&self, context: usize, chunk: usize, kv_type: KvType) -> u64 {
         // Saturating: a plan for absurd sizes is to be refused, not to overflow.
-        let [keys, values] = self.widths();
+        let [keys, values] = self.units(kv_type);
+        let (_, unit_bytes) = kv_type.unit();
         (keys.saturating_add(values) as u64)
             .saturating_mul(self.rows(context, chunk) as u64)
-            .saturating_mul(kv_type.bytes() as u64)
+            .saturating_mul(unit_bytes as u64)
     }
 }
 
@@ -94,11 +105,19 @@ pub struct KvCache {
     values: Rows,
 }
 
-/// Rows of one width each, position after position.
+/// A row for each position.
 #[derive(Debug, Clone)]
-enum Rows {
+struct Rows {
+    units: Units,
+    /// Units of a row.
+    width: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Units {
     F16(Vec<f16>),
     F32(Vec<f32>),
+    Q8_0(Vec<KvBlock>),
 }
 
 impl KvCache {
@@ -106,13 +125,13 @@ impl KvCache {
     /// `chunk`.
     pub fn new(shape: KvShape, context: usize, chunk: usize, kv_type: KvType) -> Self {
         let rows = shape.rows(context, chunk);
-        let [keys, values] = shape.widths();
+        let [keys, values] = shape.units(kv_type);
         Self {
             shape,
             rows,
             first: 0,
-            keys: Rows::new(rows.saturating_mul(keys), kv_type),
-            values: Rows::new(rows.saturating_mul(values), kv_type),
+            keys: Rows::new(rows, keys, kv_type),
+            values: Rows::new(rows, values, kv_type),
         }
     }
 
@@ -151,11 +170,10 @@ impl KvCache {
         if position + count > self.first + self.rows {
             self.slide(position);
         }
-        let [key_width, value_width] = self.shape.widths();
-        let row = position - self.first;
-        kernels.store_kv(self.keys.slice_mut(), row * key_width, keys);
-        if self.shape.value_width.is_some() {
-            kernels.store_kv(self.values.slice_mut(), row * value_width, values);
+        let head = (position - self.first) * self.shape.kv_heads;
+        kernels.store_kv(self.keys.slice_mut(), head, self.shape.key_width, keys);
+        if let Some(width) = self.shape.value_width {
+            kernels.store_kv(self.values.slice_mut(), head, width, values);
         }
     }
 
@@ -177,13 +195,8 @@ impl KvCache {
         let first = (last / WINDOW_STEP * WINDOW_STEP).max(self.first);
         out.write_all(&(first as u64).to_le_bytes())?;
         let rows = first - self.first..positions - self.first;
-        for (cached, width) in [&self.keys, &self.values]
-            .into_iter()
-            .zip(self.shape.widths())
-        {
-            cached.write(rows.start * width..rows.end * width, out)?;
-        }
-        Ok(())
+        self.keys.write(rows.clone(), out)?;
+        self.values.write(rows, out)
     }
 
     /// Takes what [`KvCache::write`] has written for as many positions.
@@ -202,9 +215,8 @@ impl KvCache {
             return Err(StateError::Damaged);
         }
         self.first = first;
-        let [keys, values] = self.shape.widths();
-        self.keys.read((positions - first) * keys, input)?;
-        self.values.read((positions - first) * values, input)
+        self.keys.read(positions - first, input)?;
+        self.values.read(positions - first, input)
     }
 
     /// The first position that a token at `position` looks back on.
@@ -217,61 +229,75 @@ impl KvCache {
     /// Moves what a token at `position` looks back on to the front.
     fn slide(&mut self, position: usize) {
         let first = self.needed(position) / WINDOW_STEP * WINDOW_STEP;
-        let (from, to) = (first - self.first, position - self.first);
-        let [key_width, value_width] = self.shape.widths();
-        self.keys.move_to_front(from * key_width..to * key_width);
-        self.values
-            .move_to_front(from * value_width..to * value_width);
+        let rows = first - self.first..position - self.first;
+        self.keys.move_to_front(rows.clone());
+        self.values.move_to_front(rows);
         self.first = first;
     }
 }
 
 impl Rows {
     // Zeroed pages are not touched until they are written, so an unused context is free.
-    fn new(length: usize, kv_type: KvType) -> Self {
-        match kv_type {
+    fn new(rows: usize, width: usize, kv_type: KvType) -> Self {
+        let length = rows.saturating_mul(width);
+        let units = match kv_type {
             // Of bits, because only a vector of integers comes zeroed from the system.
-            KvType::F16 => Self::F16(vec![0_u16; length].reinterpret_into()),
-            KvType::F32 => Self::F32(vec![0.0; length]),
+            KvType::F16 => Units::F16(vec![0_u16; length].reinterpret_into()),
+            KvType::F32 => Units::F32(vec![0.0; length]),
+            KvType::Q8_0 => Units::Q8_0(vec![[0; size_of::<KvBlock>()]; length]),
+        };
+        Self { units, width }
+    }
+
+    fn units(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start * self.width..rows.end * self.width
+    }
+
+    fn move_to_front(&mut self, rows: Range<usize>) {
+        let range = self.units(rows);
+        match &mut self.units {
+            Units::F16(units) => units.copy_within(range, 0),
+            Units::F32(units) => units.copy_within(range, 0),
+            Units::Q8_0(units) => units.copy_within(range, 0),
         }
     }
 
-    fn move_to_front(&mut self, range: Range<usize>) {
-        match self {
-            Self::F16(rows) => rows.copy_within(range, 0),
-            Self::F32(rows) => rows.copy_within(range, 0),
-        }
-    }
-
-    fn write(&self, range: Range<usize>, out: &mut impl Write) -> io::Result<()> {
-        match self {
-            Self::F16(rows) => {
-                let bits = rows[range].reinterpret_cast();
+    fn write(&self, rows: Range<usize>, out: &mut impl Write) -> io::Result<()> {
+        let range = self.units(rows);
+        match &self.units {
+            Units::F16(units) => {
+                let bits = units[range].reinterpret_cast();
                 write_numbers(bits, |bits| bits.to_le_bytes(), out)
             }
-            Self::F32(rows) => write_numbers(&rows[range], |value| value.to_le_bytes(), out),
+            Units::F32(units) => write_numbers(&units[range], |value| value.to_le_bytes(), out),
+            // Blocks are bytes already.
+            Units::Q8_0(units) => out.write_all(units[range].as_flattened()),
         }
     }
 
-    fn read(&mut self, length: usize, input: &mut impl Read) -> Result<(), StateError> {
-        match self {
-            Self::F16(rows) => read_numbers(&mut rows[..length], f16::from_le_bytes, input)?,
-            Self::F32(rows) => read_numbers(&mut rows[..length], f32::from_le_bytes, input)?,
+    fn read(&mut self, rows: usize, input: &mut impl Read) -> Result<(), StateError> {
+        let length = rows * self.width;
+        match &mut self.units {
+            Units::F16(units) => read_numbers(&mut units[..length], f16::from_le_bytes, input)?,
+            Units::F32(units) => read_numbers(&mut units[..length], f32::from_le_bytes, input)?,
+            Units::Q8_0(units) => input.read_exact(units[..length].as_flattened_mut())?,
         }
         Ok(())
     }
 
     fn slice(&self) -> KvSlice<'_> {
-        match self {
-            Self::F16(rows) => KvSlice::F16(rows),
-            Self::F32(rows) => KvSlice::F32(rows),
+        match &self.units {
+            Units::F16(units) => KvSlice::F16(units),
+            Units::F32(units) => KvSlice::F32(units),
+            Units::Q8_0(units) => KvSlice::Q8_0(units),
         }
     }
 
     fn slice_mut(&mut self) -> KvSliceMut<'_> {
-        match self {
-            Self::F16(rows) => KvSliceMut::F16(rows),
-            Self::F32(rows) => KvSliceMut::F32(rows),
+        match &mut self.units {
+            Units::F16(units) => KvSliceMut::F16(units),
+            Units::F32(units) => KvSliceMut::F32(units),
+            Units::Q8_0(units) => KvSliceMut::Q8_0(units),
         }
     }
 }

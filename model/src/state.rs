@@ -355,6 +355,22 @@ mod tests {
     }
 
     #[test]
+    fn a_head_in_blocks_takes_whole_ones() {
+        for (key_width, value_width, blocks) in
+            [(3, Some(1), 2), (64, Some(33), 4), (576, None, 18)]
+        {
+            let shape = StateShape::Attention(KvShape {
+                kv_heads: 2,
+                key_width,
+                value_width,
+                window: None,
+            });
+            let bytes = SequenceState::kv_bytes(&[shape], CONTEXT, CHUNK, KvType::Q8_0);
+            assert_eq!(bytes, CONTEXT as u64 * 2 * blocks * 34);
+        }
+    }
+
+    #[test]
     fn a_shared_beginning_is_resumed_and_one_token_left_to_compute() {
         let mut state = state(&[attention(None)], KvType::F32);
         let ids: Vec<u32> = (0..50).collect();
@@ -420,7 +436,7 @@ mod tests {
             },
         ];
         let ids: Vec<u32> = (0..700).collect();
-        for kv_type in [KvType::F16, KvType::F32] {
+        for kv_type in KvType::ALL {
             let mut saved = state(&shapes, kv_type);
             feed(&mut saved, &ids);
             let mut bytes = Vec::new();

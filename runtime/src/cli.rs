@@ -89,6 +89,9 @@ pub enum KvName {
     F16,
     /// Single precision
     F32,
+    /// 8 bits and a scale for each 32 elements of a head
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 /// Where a command's text comes from.
@@ -120,6 +123,7 @@ impl ModelOptions {
             kv_type: match self.kv {
                 KvName::F16 => KvType::F16,
                 KvName::F32 => KvType::F32,
+                KvName::Q8_0 => KvType::Q8_0,
             },
             ..default
         }

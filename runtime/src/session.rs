@@ -238,8 +238,9 @@ impl SessionKind {
             return Err(SessionError::OtherModel);
         }
         if kv_type != ggml_type(self.kv_type) {
-            let known = [KvType::F32, KvType::F16];
-            let found = known.iter().find(|&&known| ggml_type(known) == kv_type);
+            let found = KvType::ALL
+                .iter()
+                .find(|&&known| ggml_type(known) == kv_type);
             return Err(SessionError::KvType {
                 found: found.map_or(format!("type {kv_type}"), |found| found.name().to_owned()),
                 expected: self.kv_type,
@@ -346,6 +347,7 @@ fn ggml_type(kv_type: KvType) -> u32 {
     match kv_type {
         KvType::F32 => 0,
         KvType::F16 => 1,
+        KvType::Q8_0 => 8,
     }
 }
 

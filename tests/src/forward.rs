@@ -20,6 +20,8 @@ pub struct Cut {
     pub chunk: usize,
     /// Threads that compute.
     pub threads: usize,
+    /// How keys and values are kept.
+    pub kv_type: KvType,
 }
 
 /// The logits of every position, row after row.
@@ -42,7 +44,7 @@ pub fn logits(model: &Path, cut: Cut, tokens: &[u32]) -> Result<Vec<Vec<f32>>, M
         chunk: cut.chunk,
         logit_tokens: cut.chunk,
         threads: cut.threads,
-        kv_type: KvType::F16,
+        kv_type: cut.kv_type,
     };
     let mut forward =
         Forward::new(&program, &catalog, &files, footprint).expect("threads and memory");

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::mpsc::channel;
 
-use emel::{Backend, Io, RamBudget, Settings};
+use emel::{Backend, Io, KvType, RamBudget, Settings};
 use emel_tests::fixtures::{GEMMA3, SMOLLM2, fixture, json, real_model};
 use emel_tests::gguf_writer::GgufWriter;
 use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};
@@ -36,10 +36,17 @@ fn fingerprint(model: &Path, settings: &Settings, prompts: &[Vec<u32>]) -> Vec<u
 }
 
 fn check(model: &Path, prompts: &[Vec<u32>]) {
+    check_with(model, KvType::F16, prompts);
+}
+
+fn check_with(model: &Path, kv_type: KvType, prompts: &[Vec<u32>]) {
     let context = prompts.iter().map(Vec::len).max().unwrap();
     let file_bytes = std::fs::metadata(model).unwrap().len();
-    let mut base = settings(file_bytes / 2, context);
-    base.all_logits = true;
+    let base = Settings {
+        all_logits: true,
+        kv_type,
+        ..settings(file_bytes / 2, context)
+    };
     let smallest = smallest_budget(model, &base);
     // Half a tiny file is less than the engine itself needs.
     let half = (file_bytes / 2).max(smallest + file_bytes / 8);
@@ -109,6 +116,19 @@ fn recurrent_and_latent_layers_give_the_same_bits_however_they_are_run() {
     for model in ["lfm2", "lfm2moe", "qwen35moe", "deepseek2"] {
         let model = fixture("arch").join(format!("{model}.gguf"));
         check(&model, std::slice::from_ref(&tokens));
+    }
+}
+
+#[test]
+fn keys_and_values_in_8_bits_give_the_same_bits_however_they_are_run() {
+    let tokens: Vec<u32> = (0..300).map(|index| index * 47 % 384).collect();
+    for model in ["llama-untied", "gemma3", "qwen3moe", "deepseek2"] {
+        let model = fixture("arch").join(format!("{model}.gguf"));
+        check_with(&model, KvType::Q8_0, std::slice::from_ref(&tokens));
+    }
+    if let Some(model) = real_model(SMOLLM2) {
+        let prompts = prompts("real/smollm2-135m-q4_1-exact.json");
+        check_with(&model, KvType::Q8_0, &prompts[..2]);
     }
 }
 

@@ -177,6 +177,42 @@ fn check(name: &str, reference: &str, tolerance: f64, llama_divergence: f64) {
     assert!(mean <= llama_divergence, "{name}: mean KL {mean}");
 }
 
+/// How far keys and values kept as `kv_type` take a model's predictions from what it makes
+/// of them in single precision: the mean divergence over all positions of the prompts.
+fn kv_divergence(model: &Path, kv_type: KvType, prompts: &[Prompt]) -> f64 {
+    let mut divergences = Vec::new();
+    for prompt in prompts {
+        let single = logits(model, exact_settings(), &prompt.ids).unwrap();
+        let kept = Settings {
+            kv_type,
+            ..exact_settings()
+        };
+        let kept = logits(model, kept, &prompt.ids).unwrap();
+        let pairs = single.iter().zip(&kept);
+        divergences.extend(pairs.map(|(single, kept)| divergence(single, kept)));
+    }
+    divergences.iter().sum::<f64>() / divergences.len() as f64
+}
+
+/// The bounds are about twice what was found.
+#[test]
+fn keys_and_values_in_8_bits_stay_near_those_in_single_precision() {
+    for (name, reference, limit) in [
+        (SMOLLM2, "real/smollm2-135m-q4_1-exact.json", 1.0),
+        (GEMMA3, "real/gemma3-270m-q4_k_m-exact.json", 1.0),
+    ] {
+        let Some(model) = real_model(name) else {
+            continue;
+        };
+        let reference: Reference = json(reference);
+        let prompts = &reference.prompts;
+        let [halves, bytes] =
+            [KvType::F16, KvType::Q8_0].map(|kv_type| kv_divergence(&model, kv_type, prompts));
+        eprintln!("{name}: mean KL to F32 keys and values: F16 {halves:.2e}, Q8_0 {bytes:.2e}");
+        assert!(halves < bytes && bytes <= limit, "{name}: mean KL {bytes}");
+    }
+}
+
 #[test]
 fn smollm2_reproduces_the_exact_model_and_stays_near_it() {
     check(SMOLLM2, "real/smollm2-135m-q4_1-exact.json", 5e-3, 0.0034);

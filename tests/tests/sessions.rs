@@ -36,6 +36,13 @@ fn with_context(context: usize) -> Settings {
     settings(1 << 30, context)
 }
 
+fn with_kv(kv_type: KvType, context: usize) -> Settings {
+    Settings {
+        kv_type,
+        ..with_context(context)
+    }
+}
+
 fn refused(outcome: Result<usize, Error>) -> SessionError {
     match outcome {
         Err(Error::Session { source, .. }) => source,
@@ -47,19 +54,23 @@ fn refused(outcome: Result<usize, Error>) -> SessionError {
 fn a_restored_session_goes_on_with_the_bits_of_an_uninterrupted_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    for name in MODELS {
+    let kv_types = [KvType::F16, KvType::Q8_0];
+    for (name, kv_type) in MODELS
+        .iter()
+        .flat_map(|name| kv_types.map(|kv_type| (name, kv_type)))
+    {
         block_on(async {
-            let whole = open(&model(name), with_context(300)).await.unwrap();
+            let whole = open(&model(name), with_kv(kv_type, 300)).await.unwrap();
             let (expected, _) = generate(&whole, &prompt(150), 60).await;
             assert_eq!(whole.save_session(path("whole")).await.unwrap(), 209);
 
-            let first = open(&model(name), with_context(300)).await.unwrap();
+            let first = open(&model(name), with_kv(kv_type, 300)).await.unwrap();
             let (tokens, _) = generate(&first, &prompt(150), 20).await;
             assert_eq!(first.save_session(path("part")).await.unwrap(), 169);
             drop(first);
 
             // Another context, chunk, budget and number of threads.
-            let mut small = with_context(250);
+            let mut small = with_kv(kv_type, 250);
             small.threads = 1;
             small.ram_budget = RamBudget::Bytes(smallest_budget(&model(name), &small));
             let second = open(&model(name), small).await.unwrap();
@@ -176,12 +187,10 @@ fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
         let refusal = restore(other, with_context(100));
         assert!(matches!(refusal, SessionError::OtherModel), "{refusal}");
     }
-    let single = Settings {
-        kv_type: KvType::F32,
-        ..with_context(100)
-    };
-    let refusal = restore("llama", single);
-    assert!(refusal.to_string().contains("--kv f16"), "{refusal}");
+    for other in [KvType::F32, KvType::Q8_0] {
+        let refusal = restore("llama", with_kv(other, 100));
+        assert!(refusal.to_string().contains("--kv f16"), "{refusal}");
+    }
     let refusal = restore("llama", with_context(52));
     assert!(refusal.to_string().contains("53 tokens"), "{refusal}");
 
@@ -206,6 +215,7 @@ fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
     };
     assert!(changed(8, 2).contains("format 0, expected 2"));
     assert!(changed(12, 64).contains("as type 65"));
+    assert!(changed(12, 1 ^ 8).contains("--kv q8_0"));
     for place in [24, 28 + 7, 44, good.len() / 2, good.len() - 1] {
         let refusal = changed(place, 1);
         let told = ["damaged", "raise -c"];

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use emel::{Backend, Io, Request, SamplerOptions};
+use emel::{Backend, Io, KvType, Request, SamplerOptions};
 use emel_loader::counting_allocator::CountingAllocator;
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};
@@ -30,15 +30,17 @@ fn a_token_allocates_nothing_and_reads_no_more_than_is_not_pinned() {
         "deepseek2.gguf",
     ] {
         for &backend in READERS.iter() {
-            check(&fixture("arch").join(name), backend);
+            for kv_type in [KvType::F16, KvType::Q8_0] {
+                check(&fixture("arch").join(name), backend, kv_type);
+            }
         }
     }
 }
 
-fn check(model: &Path, backend: Backend) {
+fn check(model: &Path, backend: Backend, kv_type: KvType) {
     let file_bytes = std::fs::metadata(model).unwrap().len();
     let mut small = settings(0, 400);
-    small.io = Io::Only(backend);
+    (small.io, small.kv_type) = (Io::Only(backend), kv_type);
     let smallest = smallest_budget(model, &small);
     small.ram_budget = emel::RamBudget::Bytes(smallest + file_bytes / 4);
     block_on(async {

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use emel_kernels::Format;
 use emel_loader::gguf::{Catalog, TensorType};
+use emel_model::kv_cache::KvType;
 use emel_tests::fixtures::fixture;
 use emel_tests::forward::{Cut, logits};
 use emel_tests::gguf_writer::GgufWriter;
@@ -21,10 +22,17 @@ fn bits(model: &Path, cut: Cut) -> Vec<u32> {
 const TOKENS: usize = 29;
 
 fn check(model: &Path) {
+    for kv_type in [KvType::F16, KvType::Q8_0] {
+        check_with(model, kv_type);
+    }
+}
+
+fn check_with(model: &Path, kv_type: KvType) {
     let whole = Cut {
         unit_bytes: 1 << 30,
         chunk: TOKENS,
         threads: 1,
+        kv_type,
     };
     let expected = bits(model, whole);
     assert!(
@@ -44,6 +52,7 @@ fn check(model: &Path) {
             unit_bytes,
             chunk,
             threads,
+            kv_type,
         };
         assert!(bits(model, cut) == expected, "{}: {cut:?}", model.display());
     }

@@ -186,6 +186,8 @@ pub(crate) trait Panels: Copy {
     fn words_as_rows(self, quads: Self::Quads) -> Self::Rows;
     /// Sixteen little-endian half-precision values, converted exactly.
     fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows;
+    /// Sixteen consecutive signed bytes.
+    fn load_signed_bytes(self, bytes: &[u8; PANEL_ROWS]) -> Self::Rows;
     /// `a · b`, rounded.
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows;
 }

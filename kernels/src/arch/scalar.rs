@@ -335,6 +335,11 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; PANEL_ROWS]) -> Self::Rows {
+        bytes.map(|byte| f32::from(byte as i8))
+    }
+
+    #[inline(always)]
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
         std::array::from_fn(|row| a[row] * b[row])
     }

@@ -16,7 +16,7 @@ mod values;
 use std::ops::Range;
 
 use crate::arch::{PANEL_ROWS, Routine, Simd};
-use crate::cache::{CacheElement, KvSlice, KvView};
+use crate::cache::{CacheUnit, KvSlice, KvView};
 use crate::path::Kernels;
 use crate::pool::Pool;
 use crate::shared::SharedSlice;
@@ -143,38 +143,37 @@ impl Kernels {
         });
     }
 
-    /// One task, with the types of the cache resolved.
+    /// One task, with the type of the cache resolved.
     fn attend(&self, tile: &Tile<'_>, scores: &mut [f32], out: SharedSlice<'_, f32>) {
-        match tile.input.kv.keys {
-            KvSlice::F16(keys) => self.attend_keys(tile, keys, scores, out),
-            KvSlice::F32(keys) => self.attend_keys(tile, keys, scores, out),
+        let KvView { keys, values } = tile.input.kv;
+        match (keys, values) {
+            (KvSlice::F16(keys), KvSlice::F16(values)) => {
+                self.attend_to(tile, [keys, values], scores, out);
+            }
+            (KvSlice::F32(keys), KvSlice::F32(values)) => {
+                self.attend_to(tile, [keys, values], scores, out);
+            }
+            (KvSlice::Q8_0(keys), KvSlice::Q8_0(values)) => {
+                self.attend_to(tile, [keys, values], scores, out);
+            }
+            _ => panic!("keys and values are kept in the same way"),
         }
     }
 
-    /// One task, with the type of the values still to resolve.
-    fn attend_keys<K: CacheElement>(
+    fn attend_to<U: CacheUnit>(
         &self,
         tile: &Tile<'_>,
-        keys: &[K],
+        [keys, values]: [&[U]; 2],
         scores: &mut [f32],
         out: SharedSlice<'_, f32>,
     ) {
-        match tile.input.kv.values {
-            KvSlice::F16(values) => self.dispatch(Attend {
-                tile,
-                keys,
-                values,
-                scores,
-                out,
-            }),
-            KvSlice::F32(values) => self.dispatch(Attend {
-                tile,
-                keys,
-                values,
-                scores,
-                out,
-            }),
-        }
+        self.dispatch(Attend {
+            tile,
+            keys,
+            values,
+            scores,
+            out,
+        });
     }
 }
 
@@ -210,8 +209,8 @@ impl AttentionShape {
         for &position in input.positions {
             let cells = position.checked_add(1);
             let fits = |slice: KvSlice<'_>, width: usize| {
-                let needed = cells.and_then(|cells| cells.checked_mul(self.kv_heads * width));
-                needed.is_some_and(|needed| needed <= slice.len())
+                let needed = cells.and_then(|cells| cells.checked_mul(self.kv_heads));
+                needed.is_some_and(|needed| needed <= slice.heads(width))
             };
             assert!(
                 fits(input.kv.keys, self.head_dim_k),
@@ -266,15 +265,15 @@ impl<'a> Tile<'a> {
 }
 
 /// One task.
-struct Attend<'a, K, V> {
+struct Attend<'a, U> {
     tile: &'a Tile<'a>,
-    keys: &'a [K],
-    values: &'a [V],
+    keys: &'a [U],
+    values: &'a [U],
     scores: &'a mut [f32],
     out: SharedSlice<'a, f32>,
 }
 
-impl<K: CacheElement, V: CacheElement> Routine for Attend<'_, K, V> {
+impl<U: CacheUnit> Routine for Attend<'_, U> {
     type Output = ();
 
     #[inline(always)]
@@ -324,24 +323,30 @@ impl<K: CacheElement, V: CacheElement> Routine for Attend<'_, K, V> {
 }
 
 /// The rows of one head, position after position.
-struct Strided<'a, E> {
-    elements: &'a [E],
+struct Strided<'a, U> {
+    units: &'a [U],
+    /// Units from a position to the next.
     stride: usize,
+    /// Units of a row.
+    row_units: usize,
+    /// Elements of a row.
     width: usize,
 }
 
-impl<'a, E> Strided<'a, E> {
+impl<'a, U: CacheUnit> Strided<'a, U> {
     #[inline(always)]
-    fn new(cache: &'a [E], heads: usize, head: usize, width: usize) -> Self {
+    fn new(cache: &'a [U], heads: usize, head: usize, width: usize) -> Self {
+        let row_units = width.div_ceil(U::ELEMENTS);
         Self {
-            elements: &cache[head * width..],
-            stride: heads * width,
+            units: &cache[head * row_units..],
+            stride: heads * row_units,
+            row_units,
             width,
         }
     }
 
     #[inline(always)]
-    fn row(&self, position: usize) -> &'a [E] {
-        &self.elements[position * self.stride..][..self.width]
+    fn row(&self, position: usize) -> &'a [U] {
+        &self.units[position * self.stride..][..self.row_units]
     }
 }

@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::{Strided, Tile};
 use crate::arch::{LANES, PANEL_ROWS, Simd, exponential};
-use crate::cache::CacheElement;
+use crate::cache::CacheUnit;
 
 /// Elements of a head for which sixteen keys are unpacked at a time: 8 KiB.
 const ELEMENTS_NEAR: usize = 128;
 
 /// `scores[q][p - positions.start] = query q · keys[p]` for all queries of the tile.
 #[inline(always)]
-pub(super) fn score<S: Simd, K: CacheElement>(
+pub(super) fn score<S: Simd, K: CacheUnit>(
     simd: S,
     tile: &Tile<'_>,
     keys: &Strided<'_, K>,
@@ -28,7 +28,7 @@ pub(super) fn score<S: Simd, K: CacheElement>(
         for element in (0..keys.width).step_by(ELEMENTS_NEAR) {
             let end = keys.width.min(element + ELEMENTS_NEAR);
             let panel = &mut panel[..end - element];
-            unpack_keys(simd, &rows, element..end, panel);
+            K::unpack(simd, &rows, element, panel);
             let scores = &mut scores[first - positions.start..];
             let count = tile.queries.len();
             let mut index = 0;
@@ -45,40 +45,6 @@ pub(super) fn score<S: Simd, K: CacheElement>(
             }
         }
     }
-}
-
-/// Elements `elements` of sixteen keys, side by side.
-#[inline(always)]
-fn unpack_keys<S: Simd, K: CacheElement>(
-    simd: S,
-    rows: &[&[K]; PANEL_ROWS],
-    elements: Range<usize>,
-    panel: &mut [[f32; PANEL_ROWS]],
-) {
-    let (eights, rest) = panel.as_chunks_mut::<LANES>();
-    for (index, out) in eights.iter_mut().enumerate() {
-        let element = elements.start + index * LANES;
-        let mut parts = [rows[0][element..].first_chunk().expect("eight elements"); PANEL_ROWS];
-        for (part, row) in parts.iter_mut().zip(rows) {
-            *part = row[element..].first_chunk().expect("eight elements");
-        }
-        K::side_by_side(simd, &parts, out);
-    }
-    if rest.is_empty() {
-        return;
-    }
-    let element = elements.end - rest.len();
-    let mut padded = [[K::ZERO; LANES]; PANEL_ROWS];
-    for (padded, row) in padded.iter_mut().zip(rows) {
-        padded[..rest.len()].copy_from_slice(&row[element..element + rest.len()]);
-    }
-    let mut parts = [&padded[0]; PANEL_ROWS];
-    for (part, padded) in parts.iter_mut().zip(&padded) {
-        *part = padded;
-    }
-    let mut out = [[0.0; PANEL_ROWS]; LANES];
-    K::side_by_side(simd, &parts, &mut out);
-    rest.copy_from_slice(&out[..rest.len()]);
 }
 
 /// Adds to the scores of `Q` queries what the elements of the panel contribute.

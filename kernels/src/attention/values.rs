@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Strided, TILE, Tile};
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::cache::CacheElement;
+use crate::cache::CacheUnit;
 use crate::shared::SharedSlice;
 
 /// Elements of a head whose sums over the positions are kept in registers.
@@ -23,7 +23,7 @@ pub(super) struct Weights<'a> {
 impl Weights<'_> {
     /// Writes `factor · Σ_p weight[p] · values[p]` of every query, positions ascending.
     #[inline(always)]
-    pub(super) fn sum_values<S: Simd, V: CacheElement>(
+    pub(super) fn sum_values<S: Simd, V: CacheUnit>(
         &self,
         simd: S,
         values: &Strided<'_, V>,
@@ -35,8 +35,8 @@ impl Weights<'_> {
             while index < self.tile.queries.len() {
                 let count = (self.tile.queries.len() - index).min(4);
                 let sums = match count {
-                    4 => self.sum_near::<S, V, 4>(simd, values, index, first, width),
-                    _ => self.sum_near::<S, V, 1>(simd, values, index, first, width),
+                    4 => self.sum_near::<S, V, 4>(simd, values, index, first),
+                    _ => self.sum_near::<S, V, 1>(simd, values, index, first),
                 };
                 let done = if count == 4 { 4 } else { 1 };
                 for (place, sums) in (index..index + done).zip(sums) {
@@ -49,13 +49,12 @@ impl Weights<'_> {
 
     /// Elements `first..first + width` of the sums of `Q` queries.
     #[inline(always)]
-    fn sum_near<S: Simd, V: CacheElement, const Q: usize>(
+    fn sum_near<S: Simd, V: CacheUnit, const Q: usize>(
         &self,
         simd: S,
         values: &Strided<'_, V>,
         index: usize,
         first: usize,
-        width: usize,
     ) -> [[f32; VALUES_NEAR]; 4] {
         let mut sums = [[0.0; VALUES_NEAR]; 4];
         let mut seen = [0..0, 0..0, 0..0, 0..0];
@@ -69,15 +68,15 @@ impl Weights<'_> {
         for query in 0..Q {
             let before = seen[query].start..seen[query].end.min(common.start);
             let sums = std::array::from_mut(&mut sums[query]);
-            self.add_values::<S, V, 1>(simd, values, index + query, first, width, before, sums);
+            self.add_values::<S, V, 1>(simd, values, index + query, first, before, sums);
         }
         let together: &mut [[f32; VALUES_NEAR]; Q] =
             sums.first_chunk_mut().expect("at most four queries");
-        self.add_values::<S, V, Q>(simd, values, index, first, width, common.clone(), together);
+        self.add_values::<S, V, Q>(simd, values, index, first, common.clone(), together);
         for query in 0..Q {
             let after = seen[query].start.max(common.end)..seen[query].end;
             let sums = std::array::from_mut(&mut sums[query]);
-            self.add_values::<S, V, 1>(simd, values, index + query, first, width, after, sums);
+            self.add_values::<S, V, 1>(simd, values, index + query, first, after, sums);
         }
         sums
     }
@@ -88,13 +87,12 @@ impl Weights<'_> {
         clippy::too_many_arguments,
         reason = "which queries, elements and positions"
     )]
-    fn add_values<S: Simd, V: CacheElement, const Q: usize>(
+    fn add_values<S: Simd, V: CacheUnit, const Q: usize>(
         &self,
         simd: S,
         values: &Strided<'_, V>,
         index: usize,
         first: usize,
-        width: usize,
         positions: Range<usize>,
         memory: &mut [[f32; VALUES_NEAR]; Q],
     ) {
@@ -113,15 +111,8 @@ impl Weights<'_> {
             }
         }
         for (place, position) in positions.enumerate() {
-            let row = &values.row(position)[first..first + width];
             let mut loaded = [simd.load_rows(&[0.0; PANEL_ROWS]); VALUES_NEAR / PANEL_ROWS];
-            if let Some(row) = row.first_chunk() {
-                V::load_near(simd, row, &mut loaded);
-            } else {
-                let mut padded = [V::ZERO; VALUES_NEAR];
-                padded[..width].copy_from_slice(row);
-                V::load_near(simd, &padded, &mut loaded);
-            }
+            V::load_near(simd, values.row(position), first, &mut loaded);
             for query in 0..Q {
                 for chunk in 0..VALUES_NEAR / PANEL_ROWS {
                     let sum = &mut sums[query][chunk];

@@ -308,6 +308,15 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
     }
 
     #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; PANEL_ROWS]) -> Self::Rows {
+        proven! {
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            let last = _mm_unpackhi_epi64(bytes, bytes);
+            self.counts_as_rows([_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(last)])
+        }
+    }
+
+    #[inline(always)]
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
         proven! { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }

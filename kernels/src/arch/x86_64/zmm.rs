@@ -239,6 +239,14 @@ impl Panels for X86<Zmm> {
     }
 
     #[inline(always)]
+    fn load_signed_bytes(self, bytes: &[u8; PANEL_ROWS]) -> __m512 {
+        proven! {
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+        }
+    }
+
+    #[inline(always)]
     fn multiply_rows(self, a: __m512, b: __m512) -> __m512 {
         proven! { _mm512_mul_ps(a, b) }
     }
