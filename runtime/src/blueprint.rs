@@ -22,7 +22,7 @@ use emel_model::tokenizer::Tokenizer;
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
-use crate::request::Prompt;
+use crate::request::{Prompt, PromptLimits, TextLimit};
 use crate::session::{Identity, SessionKind};
 
 /// The context length where neither the user nor the model asks for less.
@@ -122,33 +122,49 @@ impl Blueprint {
     /// # Errors
     /// When the file is broken, the model is not supported, or the budget too small.
     pub fn new(path: &Path, settings: Settings) -> Result<Self, Error> {
-        Self::build(path, settings, None)
+        Contents::read(path, &settings)?.plan(path, settings)
     }
 
     /// As [`Blueprint::new`], for one prompt: its token ids, and a context that just holds
-    /// them.
+    /// them. The prompt is asked for once it is known how long a text may be.
     ///
     /// # Errors
-    /// As [`Blueprint::new`], and when the prompt is empty or not of this vocabulary.
-    pub fn for_prompt(
-        path: &Path,
-        settings: Settings,
-        prompt: Prompt,
-    ) -> Result<(Self, Vec<u32>), Error> {
-        let mut ids = Vec::new();
-        let blueprint = Self::build(path, settings, Some((prompt, &mut ids)))?;
-        Ok((blueprint, ids))
-    }
-
-    fn build(
+    /// As [`Blueprint::new`] and `prompt`, and when the prompt is empty, too long or not of
+    /// this vocabulary.
+    pub fn for_prompt<E: From<Error>>(
         path: &Path,
         mut settings: Settings,
-        prompt: Option<(Prompt, &mut Vec<u32>)>,
-    ) -> Result<Self, Error> {
-        check(&settings)?;
+        prompt: impl FnOnce(&TextLimit) -> Result<Prompt, E>,
+    ) -> Result<(Self, Vec<u32>), E> {
+        let contents = Contents::read(path, &settings)?;
+        let limits = PromptLimits {
+            context: usize::MAX,
+            vocabulary: contents.program.vocabulary(),
+            text: TextLimit::of_budget(contents.budget_bytes),
+        };
+        let ids = prompt(&limits.text)?.ids(&contents.tokenizer, &limits)?;
+        settings.context = Some(ids.len());
+        Ok((contents.plan(path, settings)?, ids))
+    }
+}
+
+/// What a model's file holds, understood.
+struct Contents {
+    catalog: Catalog,
+    program: Program,
+    tokenizer: Tokenizer,
+    #[cfg(feature = "chat")]
+    chat_templates: ChatTemplates,
+    budget_bytes: u64,
+}
+
+impl Contents {
+    fn read(path: &Path, settings: &Settings) -> Result<Self, Error> {
+        check(settings)?;
         // Asked again when the engine starts, but by then the weights have been read.
         Kernels::from_environment().map_err(ForwardError::from)?;
         let mut catalog = Catalog::open(path)?;
+        let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
         let program = arch::program(&catalog).map_err(|source| Error::model(path, source))?;
         let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
             Error::Tokenizer {
@@ -166,17 +182,31 @@ impl Blueprint {
                 vocabulary_mismatch(&program, &tokenizer),
             ));
         }
-        if let Some((prompt, ids)) = prompt {
-            *ids = prompt.ids(&tokenizer, usize::MAX, program.vocabulary())?;
-            settings.context = Some(ids.len());
-            check(&settings)?;
-        }
+        Ok(Self {
+            catalog,
+            program,
+            tokenizer,
+            #[cfg(feature = "chat")]
+            chat_templates,
+            budget_bytes,
+        })
+    }
+
+    fn plan(self, path: &Path, settings: Settings) -> Result<Blueprint, Error> {
+        check(&settings)?;
+        let Self {
+            catalog,
+            program,
+            tokenizer,
+            #[cfg(feature = "chat")]
+            chat_templates,
+            budget_bytes,
+        } = self;
         let sampler = match &settings.sampler {
             Some(options) => options.clone(),
             None => SamplerOptions::most_demanding(),
         };
         sampler.check()?;
-        let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
         let draft = Draft {
             catalog: &catalog,
             program: &program,
@@ -204,7 +234,7 @@ impl Blueprint {
         let mut notices = draft.notices(&shape);
         notices.extend(scarcity(&plan, available_bytes().unwrap_or(u64::MAX)));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
-        Ok(Self {
+        Ok(Blueprint {
             path: path.to_owned(),
             plan,
             context: shape.context,
@@ -220,7 +250,9 @@ impl Blueprint {
             tokenizer: Arc::new(tokenizer),
         })
     }
+}
 
+impl Blueprint {
     /// A budget may be more than the machine has; the plan is made for it all the same.
     /// Memory that the system would refuse later, where the process aborts, is asked
     /// for once and given back untouched. [`crate::Engine::start`] begins with it.
@@ -248,7 +280,18 @@ impl Blueprint {
     /// # Errors
     /// When the prompt is empty, too long or not of this vocabulary.
     pub fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
-        prompt.ids(&self.tokenizer, self.context, self.program.vocabulary())
+        let limits = PromptLimits {
+            context: self.context,
+            vocabulary: self.program.vocabulary(),
+            text: self.text_limit(),
+        };
+        prompt.ids(&self.tokenizer, &limits)
+    }
+
+    /// How long the text of a prompt may be.
+    pub fn text_limit(&self) -> TextLimit {
+        TextLimit::of_budget(self.plan.budget_bytes)
+            .within(self.context, self.tokenizer.token_bytes_max())
     }
 
     /// Checks, before any weights are read, that a session can be kept at `path`, and, if

@@ -24,14 +24,14 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, Pro
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::{RamBudget, in_binary_units};
 use crate::error::Error;
-use crate::{Backend, Engine, KvType, Usage};
+use crate::{Backend, Engine, KvType, TextLimit, Usage};
 
 /// Work that takes longer shows its progress.
 const QUIET_TIME: Duration = Duration::from_secs(1);
 
 /// More text than any context holds. Someone who passes a model as the text should
 /// not have all of it read into memory.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
+const TEXT_BYTES_MAX: usize = 64 << 20;
 
 /// A message is cut to this many characters: names in a broken file can be of any length.
 const MESSAGE_LENGTH_MAX: usize = 1200;
@@ -131,14 +131,14 @@ impl ModelOptions {
 }
 
 impl TextSource {
-    /// The text.
+    /// The text; of a model, one that it could answer.
     ///
     /// # Errors
-    /// When the file cannot be read or is not UTF-8.
-    pub fn read(&self) -> anyhow::Result<String> {
+    /// When the file cannot be read, is too long or is not UTF-8.
+    pub fn read(&self, limit: Option<&TextLimit>) -> anyhow::Result<String> {
         match (&self.prompt, &self.file) {
             (Some(text), _) => Ok(text.clone()),
-            (None, Some(path)) => read_text(path),
+            (None, Some(path)) => read_text(path, limit),
             (None, None) => Ok(String::new()),
         }
     }
@@ -149,15 +149,20 @@ impl TextSource {
     }
 }
 
-/// The text in a file, or on standard input for `-`.
+/// The text in a file, or on standard input for `-`. No more is read than the limit allows.
 ///
 /// # Errors
-/// When it cannot be read, is not UTF-8, or is longer than any prompt.
-pub fn read_text(path: &Path) -> anyhow::Result<String> {
+/// When it cannot be read, is not UTF-8, or is longer than the limit or than any prompt.
+pub fn read_text(path: &Path, limit: Option<&TextLimit>) -> anyhow::Result<String> {
+    let limit = limit.filter(|limit| limit.bytes() < TEXT_BYTES_MAX);
+    let bytes_max = limit.map_or(TEXT_BYTES_MAX, TextLimit::bytes);
     let (name, read) = if path == Path::new("-") {
-        ("standard input".to_owned(), read_bytes(io::stdin()))
+        (
+            "standard input".to_owned(),
+            read_bytes(io::stdin(), bytes_max),
+        )
     } else {
-        let bytes = File::open(path).and_then(read_bytes);
+        let bytes = File::open(path).and_then(|file| read_bytes(file, bytes_max));
         (path.display().to_string(), bytes)
     };
     let bytes = match read {
@@ -166,11 +171,14 @@ pub fn read_text(path: &Path) -> anyhow::Result<String> {
             bail!("{name}: cannot read text: {error}; check the path and its permissions")
         }
     };
-    if bytes.len() as u64 > TEXT_BYTES_MAX {
-        bail!(
-            "{name}: over {} of text, expected less; is it the right file?",
-            in_binary_units(TEXT_BYTES_MAX)
-        );
+    if bytes.len() > bytes_max {
+        match limit {
+            Some(limit) => bail!("{name}: over {bytes_max} bytes of text, and {limit}"),
+            None => bail!(
+                "{name}: over {} of text, expected less; is it the right file?",
+                in_binary_units(TEXT_BYTES_MAX as u64)
+            ),
+        }
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -178,10 +186,10 @@ pub fn read_text(path: &Path) -> anyhow::Result<String> {
     })
 }
 
-fn read_bytes(source: impl Read) -> io::Result<Vec<u8>> {
+fn read_bytes(source: impl Read, bytes_max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // One byte more tells a text that is too long from one that just fits.
-    source.take(TEXT_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    source.take(bytes_max as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

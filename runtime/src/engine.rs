@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::RamBudget;
 use crate::error::Error;
-use crate::request::{Prompt, Request};
+use crate::request::{Prompt, PromptLimits, Request, TextLimit};
 use crate::scheduler::{self, Evaluation, Generation, Job, SessionJob, SessionTask};
 use crate::stream::TokenStream;
 
@@ -51,6 +51,8 @@ pub struct Description {
     pub context: usize,
     /// Tokens in the vocabulary, as many as a row of logits has.
     pub vocabulary: usize,
+    /// How long the text of a prompt may be.
+    pub text_limit: TextLimit,
     /// The reader in use.
     pub backend: Backend,
     /// What the user should know: choices made for them, fallbacks, unusual files.
@@ -192,13 +194,13 @@ impl Engine {
     }
 
     fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
-        let Description {
-            tokenizer,
-            context,
-            vocabulary,
-            ..
-        } = self.description();
-        prompt.ids(tokenizer, *context, *vocabulary)
+        let description = self.description();
+        let limits = PromptLimits {
+            context: description.context,
+            vocabulary: description.vocabulary,
+            text: description.text_limit,
+        };
+        prompt.ids(&description.tokenizer, &limits)
     }
 }
 

@@ -13,6 +13,7 @@ use emel_model::sampler::SamplerError;
 use emel_model::tokenizer::TokenizerError;
 
 use crate::budget::{BudgetError, in_binary_units};
+use crate::request::TextLimit;
 use crate::session::SessionError;
 
 /// Why a model could not be opened or a request not be answered.
@@ -131,17 +132,13 @@ pub enum Error {
         /// Tokens of the context.
         context: usize,
     },
-    /// The prompt is longer than the context's tokens can be; it was not tokenised.
-    #[error(
-        "the prompt has {bytes} bytes and the {context} tokens of the context hold {limit_bytes} at most; shorten it or raise -c"
-    )]
+    /// The prompt is longer than any that could be answered; it was not tokenised.
+    #[error("the prompt has {bytes} bytes and {limit}")]
     PromptTooManyBytes {
         /// Bytes of the prompt.
         bytes: usize,
-        /// Tokens of the context.
-        context: usize,
-        /// Bytes of as many of the vocabulary's longest token.
-        limit_bytes: usize,
+        /// How many there may be, and why.
+        limit: TextLimit,
     },
     /// There is nothing to continue.
     #[error("the prompt has no tokens; give some text")]

@@ -40,7 +40,7 @@ pub use emel_model::kv_cache::KvType;
 pub use emel_model::sampler::{Mirostat, SamplerOptions, Stage};
 pub use engine::{Builder, Description, Engine};
 pub use error::Error;
-pub use request::{Prompt, Request};
+pub use request::{Prompt, Request, TextLimit};
 pub use session::SessionError;
 pub use stream::{Token, TokenStream};
 pub use token_text::TokenText;

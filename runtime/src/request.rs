@@ -1,8 +1,11 @@
 //! What a caller asks for.
 
+use std::fmt;
+
 use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 
+use crate::budget::in_binary_units;
 use crate::error::Error;
 
 /// The text, or the token ids, to continue.
@@ -10,8 +13,22 @@ use crate::error::Error;
 pub enum Prompt {
     /// Text; special tokens in it are recognised, BOS is added as the file says.
     Text(String),
+    /// A conversation as a chat template has rendered it; as text, but that BOS is not
+    /// added where the template has written it.
+    #[cfg(feature = "chat")]
+    Rendered(String),
     /// Token ids, taken as they are.
     Tokens(Vec<u32>),
+}
+
+/// What a prompt is checked against.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PromptLimits {
+    /// Tokens of the context.
+    pub(crate) context: usize,
+    /// Tokens in the vocabulary.
+    pub(crate) vocabulary: usize,
+    pub(crate) text: TextLimit,
 }
 
 impl Prompt {
@@ -19,19 +36,28 @@ impl Prompt {
     /// tokens recognised.
     ///
     /// # Errors
-    /// When there is none, when there are more than `context`, or when one is not in
-    /// the vocabulary. A text that can only be too long is refused before the work of
-    /// tokenising it.
+    /// When there is none, when there are more than the context holds, or when one is not in
+    /// the vocabulary. A text that is too long is refused before the work of tokenising it.
     pub(crate) fn ids(
         self,
         tokenizer: &Tokenizer,
-        context: usize,
-        vocabulary: usize,
+        limits: &PromptLimits,
     ) -> Result<Vec<u32>, Error> {
+        let &PromptLimits {
+            context,
+            vocabulary,
+            ref text,
+        } = limits;
+        let limit = text;
         let ids = match self {
             Self::Text(text) => {
-                check_length(text.len(), tokenizer.token_bytes_max(), context)?;
+                limit.check(&text)?;
                 tokenizer.encode(&text, EncodeOptions::PROMPT)
+            }
+            #[cfg(feature = "chat")]
+            Self::Rendered(text) => {
+                limit.check(&text)?;
+                emel_model::chat::prompt_ids(tokenizer, &text)
             }
             Self::Tokens(ids) => ids,
         };
@@ -45,18 +71,80 @@ impl Prompt {
     }
 }
 
-/// Refuses a text of more bytes than `context` of the longest tokens have.
-fn check_length(bytes: usize, token_bytes_max: usize, context: usize) -> Result<(), Error> {
-    // A character outside the vocabulary can be one unknown token.
-    let limit_bytes = context.saturating_mul(token_bytes_max.max(char::MAX.len_utf8()));
-    if bytes > limit_bytes {
-        return Err(Error::PromptTooManyBytes {
-            bytes,
-            context,
-            limit_bytes,
-        });
+/// How long a text may be that is to become token ids: no longer than the tokens of the
+/// context can stand for, and than can be tokenised within the budget. Who reads a text from
+/// elsewhere need not read more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextLimit {
+    bytes: usize,
+    reason: Reason,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    /// A context of so many tokens.
+    Context(usize),
+    /// A budget of so many bytes.
+    Budget(u64),
+}
+
+impl TextLimit {
+    /// Tokenising takes up to 48 bytes for each byte of a text.
+    const BUDGET_SHARE: u64 = 64;
+
+    /// What can be tokenised within a budget.
+    pub(crate) fn of_budget(budget_bytes: u64) -> Self {
+        let bytes = budget_bytes / Self::BUDGET_SHARE;
+        Self {
+            bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+            reason: Reason::Budget(budget_bytes),
+        }
     }
-    Ok(())
+
+    /// No more than `context` of the longest tokens have.
+    pub(crate) fn within(self, context: usize, token_bytes_max: usize) -> Self {
+        // A character outside the vocabulary can be one unknown token.
+        let bytes = context.saturating_mul(token_bytes_max.max(char::MAX.len_utf8()));
+        if bytes > self.bytes {
+            return self;
+        }
+        Self {
+            bytes,
+            reason: Reason::Context(context),
+        }
+    }
+
+    /// Bytes of the longest text.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn check(&self, text: &str) -> Result<(), Error> {
+        if text.len() > self.bytes {
+            return Err(Error::PromptTooManyBytes {
+                bytes: text.len(),
+                limit: *self,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for TextLimit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.bytes;
+        match self.reason {
+            Reason::Context(context) => write!(
+                formatter,
+                "the {context} tokens of the context hold {bytes} at most; shorten it or raise -c"
+            ),
+            Reason::Budget(budget_bytes) => write!(
+                formatter,
+                "{bytes} at most can be tokenised in a RAM budget of {}; shorten it or raise --ram-budget",
+                in_binary_units(budget_bytes)
+            ),
+        }
+    }
 }
 
 impl From<&str> for Prompt {
@@ -135,18 +223,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_refused_by_its_length_only_where_no_tokens_could_hold_it() {
-        assert!(check_length(30, 6, 5).is_ok());
-        let error = check_length(31, 6, 5).unwrap_err();
-        assert!(matches!(
-            error,
-            Error::PromptTooManyBytes {
-                bytes: 31,
-                context: 5,
-                limit_bytes: 30
-            }
-        ));
-        assert!(check_length(20, 1, 5).is_ok());
-        assert!(check_length(usize::MAX, usize::MAX, 2).is_ok());
+    fn a_text_is_refused_by_its_length_where_no_tokens_could_hold_it_or_no_budget() {
+        let limit = |context, token_bytes_max, budget_bytes| {
+            TextLimit::of_budget(budget_bytes).within(context, token_bytes_max)
+        };
+        let refusal = |limit: TextLimit, bytes: usize| {
+            let error = limit.check(&"a".repeat(bytes)).unwrap_err();
+            assert!(limit.check(&"a".repeat(bytes - 1)).is_ok());
+            error.to_string()
+        };
+        let error = refusal(limit(5, 6, 1 << 30), 31);
+        assert!(error.contains("31 bytes and the 5 tokens of the context hold 30"));
+        let error = refusal(limit(5, 1, 1 << 30), 21);
+        assert!(error.contains("hold 20 at most; shorten it or raise -c"));
+        let error = refusal(limit(usize::MAX, usize::MAX, 64_000), 1001);
+        assert!(error.contains("1000 at most") && error.contains("raise --ram-budget"));
     }
 }

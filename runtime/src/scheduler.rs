@@ -141,6 +141,7 @@ async fn build(
         chat_templates: blueprint.chat_templates.clone(),
         context: blueprint.context,
         vocabulary: blueprint.program.vocabulary(),
+        text_limit: blueprint.text_limit(),
         backend,
         notices,
     };

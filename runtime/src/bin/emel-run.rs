@@ -65,11 +65,11 @@ fn main() -> ExitCode {
 async fn run(options: Options) -> anyhow::Result<()> {
     let mut sampler = options.sampling.sampler()?;
     options.conversation.check()?;
-    let text = options.text.read()?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     settings.sampler = Some(sampler.clone());
     let blueprint = Blueprint::new(&options.model.model, settings)?;
+    let text = options.text.read(Some(&blueprint.text_limit()))?;
     let sampling = &options.sampling;
     sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
     let is_conversation = options.conversation.conversation;

@@ -14,7 +14,7 @@ use emel::budget::in_binary_units;
 use emel::cli::info::{self, InfoOptions};
 use emel::cli::render::{self, RenderOptions};
 use emel::cli::{self, ModelOptions, TextSource};
-use emel::{Prompt, SamplerOptions};
+use emel::{Prompt, SamplerOptions, TextLimit};
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{ROW_SLOTS, held_bytes};
 use emel_model::sampler::{log_probability, top_log_probabilities};
@@ -236,7 +236,7 @@ fn tokenize(options: &TokenizeOptions) -> anyhow::Result<()> {
         cli::notice(&text.to_string());
     }
     let report = TokenizeReport {
-        ids: tokenizer.encode(&options.text.read()?, EncodeOptions::PROMPT),
+        ids: tokenizer.encode(&options.text.read(None)?, EncodeOptions::PROMPT),
     };
     if options.json {
         cli::print(&(serde_json::to_string(&report)? + "\n"))?;
@@ -300,11 +300,13 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
         file,
         tokens,
     } = &options.source;
-    let prompt = match (prompt, file, tokens) {
-        (Some(text), ..) => Prompt::Text(text.clone()),
-        (_, Some(path), _) => Prompt::Text(cli::read_text(path)?),
-        // clap sees to it that one of the three is given.
-        (.., ids) => Prompt::Tokens(ids.clone().unwrap_or_default()),
+    let prompt = |limit: &TextLimit| -> anyhow::Result<Prompt> {
+        Ok(match (prompt, file, tokens) {
+            (Some(text), ..) => Prompt::Text(text.clone()),
+            (_, Some(path), _) => Prompt::Text(cli::read_text(path, Some(limit))?),
+            // clap sees to it that one of the three is given.
+            (.., ids) => Prompt::Tokens(ids.clone().unwrap_or_default()),
+        })
     };
     let mut settings = options.model.settings();
     settings.all_logits = true;

@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use emel_model::chat::{ChatTemplate, Conversation, assistant_message, prompt_ids};
+use emel_model::chat::{ChatTemplate, Conversation, assistant_message};
 use futures_core::Stream;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -17,11 +17,11 @@ use tokio::sync::mpsc;
 
 use super::template::TemplateOptions;
 use super::{
-    OutputError, TEXT_BYTES_MAX, message, note_full_context, notice, one_line, print, read_text,
-    spinner, start, tell,
+    OutputError, message, note_full_context, notice, one_line, print, read_text, spinner, start,
+    tell,
 };
 use crate::blueprint::Blueprint;
-use crate::{Engine, Error, Prompt, Request, Token, TokenStream, Usage};
+use crate::{Engine, Error, Prompt, Request, TextLimit, Token, TokenStream, Usage};
 
 /// What begins the line that the user writes.
 const PROMPT: &str = "> ";
@@ -80,10 +80,10 @@ impl ConversationOptions {
         })
     }
 
-    fn system(&self) -> anyhow::Result<Option<String>> {
+    fn system(&self, limit: &TextLimit) -> anyhow::Result<Option<String>> {
         match (&self.system_prompt, &self.system_prompt_file) {
             (Some(text), _) => Ok(Some(text.clone())),
-            (None, Some(path)) => Ok(Some(read_text(path)?)),
+            (None, Some(path)) => Ok(Some(read_text(path, Some(limit))?)),
             (None, None) => Ok(None),
         }
     }
@@ -106,10 +106,11 @@ pub async fn run(
     let template = options
         .template
         .compile(&blueprint.path, &blueprint.chat_templates, false)?;
+    let limit = blueprint.text_limit();
     let mut talk = Talk {
         template,
         request,
-        system: options.system()?,
+        system: options.system(&limit)?,
         conversation: Conversation::default(),
     };
     talk.clear();
@@ -118,19 +119,25 @@ pub async fn run(
         // Whatever can be refused is refused here: loading may take minutes.
         talk.conversation.push("user", text);
         let prompt = talk.template.render(&talk.conversation)?;
-        blueprint.prompt_ids(Prompt::Tokens(prompt_ids(&blueprint.tokenizer, &prompt)))?;
+        blueprint.prompt_ids(Prompt::Rendered(prompt))?;
         talk.conversation.pop();
     }
     let engine = start(blueprint).await?;
     let mut interrupts =
         signal(SignalKind::interrupt()).context("cannot be told of interrupts (Ctrl-C)")?;
-    let mut input = Input::open(next.as_deref())?;
+    let mut input = Input::open(next.as_deref(), limit)?;
     let mut unanswered = 0;
     loop {
         let text = match next.take() {
             Some(text) => text,
             None => match input.message(&mut interrupts).await? {
-                Some(text) => text,
+                Some(Line::Message(text)) => text,
+                Some(Line::Refused(reason)) if options.single_turn => bail!(reason),
+                Some(Line::Refused(reason)) => {
+                    unanswered += 1;
+                    tell(&format!("error: {reason}"));
+                    continue;
+                }
                 None => break,
             },
         };
@@ -193,7 +200,7 @@ impl Talk {
         let prompt = self.template.render(&self.conversation)?;
         let description = engine.description();
         let mut request = self.request.clone();
-        request.prompt = prompt_ids(&description.tokenizer, &prompt).into();
+        request.prompt = Prompt::Rendered(prompt);
         let max_tokens = request.max_tokens;
         let waiting = spinner("reading the prompt");
         let mut stream = engine.generate(request).await.map_err(longer_than)?;
@@ -272,12 +279,12 @@ async fn is_interrupted(interrupts: &mut Signal) -> bool {
 /// Where the user's messages come from.
 enum Input {
     Terminal(Box<DefaultEditor>),
-    Pipe(mpsc::Receiver<anyhow::Result<String>>),
+    Pipe(mpsc::Receiver<anyhow::Result<Line>>),
 }
 
 impl Input {
     /// Standard input. In a terminal, says how to talk; `first` is shown as if typed.
-    fn open(first: Option<&str>) -> anyhow::Result<Self> {
+    fn open(first: Option<&str>, limit: TextLimit) -> anyhow::Result<Self> {
         if io::stdin().is_terminal() {
             notice("Ctrl-C stops an answer, Ctrl-D ends the conversation, /clear starts over");
             if let Some(text) = first {
@@ -290,7 +297,7 @@ impl Input {
         // A read cannot be interrupted; on a thread of its own it need not be.
         std::thread::spawn(move || {
             let mut source = io::stdin().lock();
-            while let Some(line) = read_line(&mut source).transpose() {
+            while let Some(line) = read_line(&mut source, &limit).transpose() {
                 let is_last = line.is_err();
                 if lines.blocking_send(line).is_err() || is_last {
                     break;
@@ -305,14 +312,14 @@ impl Input {
     }
 
     /// The next line; `None` at the end of the input and after an interrupt.
-    async fn message(&mut self, interrupts: &mut Signal) -> anyhow::Result<Option<String>> {
+    async fn message(&mut self, interrupts: &mut Signal) -> anyhow::Result<Option<Line>> {
         match self {
             Self::Terminal(_) if is_interrupted(interrupts).await => Ok(None),
             Self::Terminal(editor) => match editor.readline(PROMPT) {
                 Ok(line) => {
                     // A history that refuses a line is no reason to stop.
                     let _ = editor.add_history_entry(&line);
-                    Ok(Some(line))
+                    Ok(Some(Line::Message(line)))
                 }
                 Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
                 Err(error) => Err(error).context("standard input: cannot read a message"),
@@ -329,27 +336,66 @@ impl Input {
     }
 }
 
-/// A line without its end; `None` at the end of the input.
-fn read_line(source: &mut impl BufRead) -> anyhow::Result<Option<String>> {
+/// A line of the input.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    Message(String),
+    /// It is no message, and this is why.
+    Refused(String),
+}
+
+/// The next line, without its end; `None` at the end of the input. No more of a line is kept
+/// than the limit allows.
+fn read_line(source: &mut impl BufRead, limit: &TextLimit) -> anyhow::Result<Option<Line>> {
+    const FAILED: &str = "standard input: cannot read a message";
     let mut bytes = Vec::new();
-    let mut limited = source.take(TEXT_BYTES_MAX + 1);
-    limited
-        .read_until(b'\n', &mut bytes)
-        .context("standard input: cannot read a message")?;
+    // And the two bytes of its end.
+    let mut limited = source.take(limit.bytes() as u64 + 2);
+    limited.read_until(b'\n', &mut bytes).context(FAILED)?;
     if bytes.is_empty() {
         return Ok(None);
     }
-    if bytes.len() as u64 > TEXT_BYTES_MAX {
-        bail!("standard input: a line of over {TEXT_BYTES_MAX} bytes, expected a message");
+    let is_whole = bytes.pop_if(|byte| *byte == b'\n').is_some();
+    if is_whole {
+        bytes.pop_if(|byte| *byte == b'\r');
     }
-    let mut line = String::from_utf8(bytes)
-        .ok()
-        .context("standard input: a line is not UTF-8, expected UTF-8 text; convert it (iconv)")?;
-    if line.ends_with('\n') {
-        line.pop();
-        if line.ends_with('\r') {
-            line.pop();
+    if bytes.len() > limit.bytes() {
+        if !is_whole {
+            drop(bytes);
+            source.skip_until(b'\n').context(FAILED)?;
         }
+        return Ok(Some(Line::Refused(format!(
+            "a message of over {} bytes, and {limit}",
+            limit.bytes()
+        ))));
     }
-    Ok(Some(line))
+    Ok(Some(match String::from_utf8(bytes) {
+        Ok(text) => Line::Message(text),
+        Err(error) => Line::Refused(format!(
+            "byte {} of a message is not UTF-8, expected UTF-8 text; convert it (iconv)",
+            error.utf8_error().valid_up_to()
+        )),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_are_no_message_are_refused_and_those_after_them_read() {
+        let limit = TextLimit::of_budget(64 * 5);
+        let mut input: &[u8] = b"hello\nhello!\r\nfive5\r\n\nno \xff\nlast";
+        let mut next = || read_line(&mut input, &limit).unwrap();
+        let message = |text: &str| Some(Line::Message(text.to_owned()));
+        assert_eq!(next(), message("hello"));
+        let found = next();
+        assert!(matches!(&found, Some(Line::Refused(reason)) if reason.contains("over 5 bytes")));
+        assert_eq!(next(), message("five5"));
+        assert_eq!(next(), message(""));
+        let found = next();
+        assert!(matches!(&found, Some(Line::Refused(reason)) if reason.contains("byte 3")));
+        assert_eq!(next(), message("last"));
+        assert_eq!(next(), None);
+    }
 }

@@ -43,7 +43,7 @@ struct RenderReport {
 /// When the model, the messages or the template cannot be read, or do not fit together.
 pub fn run(options: &RenderOptions) -> anyhow::Result<()> {
     let model = || options.model.display().to_string();
-    let text = read_text(&options.file)?;
+    let text = read_text(&options.file, None)?;
     let conversation = Conversation::from_json(&text)
         .with_context(|| format!("{}: cannot read messages", options.file.display()))?;
     let mut catalog = Catalog::open(&options.model)?;

@@ -38,7 +38,7 @@ impl TemplateOptions {
         has_tools: bool,
     ) -> anyhow::Result<ChatTemplate> {
         let from_file = |path: &Path| {
-            let template = templates.with_source(&read_text(path)?);
+            let template = templates.with_source(&read_text(path, None)?);
             template.with_context(|| path.display().to_string())
         };
         match (&self.chat_template, &self.chat_template_file) {

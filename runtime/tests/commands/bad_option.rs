@@ -206,7 +206,7 @@ fn a_prompt_that_no_tokens_could_hold_is_refused_untokenised() {
     let path = folder.path().join("prompt.txt");
     std::fs::write(&path, "a".repeat(60 << 20)).unwrap();
     let arguments = ["-f", path.to_str().unwrap(), "-c", "200"];
-    let expected = ["has 62914560 bytes", "200 tokens", "shorten it or raise -c"];
+    let expected = [" bytes of text", "200 tokens", "shorten it or raise -c"];
     refusal(emel_run(&llama(), arguments), 1, &expected);
 }
 
@@ -230,7 +230,7 @@ fn texts_that_cannot_be_read_are_refused() {
     let path = folder.path().join("prompt.txt");
     let name = path.to_str().unwrap();
     let refused = |expected: &[&str]| {
-        refusal(emel_run(&llama(), ["-f", name]), 1, expected);
+        refusal(emel_run(&llama(), ["-f", name, "-c", "50"]), 1, expected);
         refusal(emel("tokenize", &llama(), ["-f", name]), 1, expected);
         refusal(emel("eval", &llama(), ["-f", name]), 1, expected);
     };
@@ -239,7 +239,13 @@ fn texts_that_cannot_be_read_are_refused() {
     refused(&["prompt.txt", "byte 11 is not UTF-8", "convert"]);
     // As if a model had been passed by mistake: it is not read to its end.
     fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
-    refused(&["prompt.txt", "over 64.0 MiB of text"]);
+    let expected = ["prompt.txt", "over 64.0 MiB of text"];
+    refusal(emel("tokenize", &llama(), ["-f", name]), 1, &expected);
+    let expected = ["prompt.txt", "50 tokens of the context hold", "raise -c"];
+    refusal(emel_run(&llama(), ["-f", name, "-c", "50"]), 1, &expected);
+    let expected = ["prompt.txt", "RAM budget of 32.0 MiB", "raise --ram-budget"];
+    let arguments = ["-f", name, "--ram-budget", "32M"];
+    refusal(emel("eval", &llama(), arguments), 1, &expected);
     let output = emel_run(
         &llama(),
         [folder.path().as_os_str(), "-p".as_ref(), "a".as_ref()],

@@ -243,10 +243,29 @@ fn a_full_context_is_told() {
 }
 
 #[test]
-fn lines_that_are_no_text_end_the_conversation_with_an_error() {
-    let mut child = start(&llama(), &SMALL);
-    let input = child.stdin.as_mut().unwrap();
-    input.write_all(b"\xff\xfe\n").unwrap();
+fn lines_that_are_no_message_are_refused_and_the_next_one_answered() {
+    let arguments = [&SMALL[..], &["-c", "256", "-n", "4", "--ignore-eos"]].concat();
+    let mut child = start(&llama(), &arguments);
+    let mut lines = b"\xff\xfe\n".to_vec();
+    lines.resize(60 << 20, b'a');
+    lines.extend(b"\nhi\n");
+    child.stdin.as_mut().unwrap().write_all(&lines).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    let refused = [
+        "error: byte 0 of a message is not UTF-8",
+        "error: a message of over ",
+        "256 tokens of the context hold ",
+        "2 messages were not answered",
+    ];
+    for expected in refused {
+        assert!(notes.contains(expected), "{notes}");
+    }
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!output.stdout.is_empty(), "{notes}");
+    let alone = [&arguments[..], &["-st"]].concat();
+    let mut child = start(&llama(), &alone);
+    child.stdin.as_mut().unwrap().write_all(b"\xff\n").unwrap();
     refusal(child.wait_with_output().unwrap(), 1, &["is not UTF-8"]);
 }
 
