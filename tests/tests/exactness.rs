@@ -121,10 +121,15 @@ fn recurrent_and_latent_layers_give_the_same_bits_however_they_are_run() {
 
 #[test]
 fn keys_and_values_in_8_bits_give_the_same_bits_however_they_are_run() {
-    let tokens: Vec<u32> = (0..300).map(|index| index * 47 % 384).collect();
-    for model in ["llama-untied", "gemma3", "qwen3moe", "deepseek2"] {
+    for (model, tokens) in [
+        ("llama-untied", 100),
+        ("gemma3", 300),
+        ("qwen3moe", 100),
+        ("deepseek2", 100),
+    ] {
         let model = fixture("arch").join(format!("{model}.gguf"));
-        check_with(&model, KvType::Q8_0, std::slice::from_ref(&tokens));
+        let tokens = (0..tokens).map(|index| index * 47 % 384).collect();
+        check_with(&model, KvType::Q8_0, &[tokens]);
     }
     if let Some(model) = real_model(SMOLLM2) {
         let prompts = prompts("real/smollm2-135m-q4_1-exact.json");

@@ -194,12 +194,13 @@ fn kv_divergence(model: &Path, kv_type: KvType, prompts: &[Prompt]) -> f64 {
     divergences.iter().sum::<f64>() / divergences.len() as f64
 }
 
-/// The bounds are about twice what was found.
+/// Found were 3.6e-3 and 2.5e-3, where halves have 2.3e-3 and 1.3e-3: what is added to a
+/// product's activations before they are rounded to 8 bits moves some to the next step.
 #[test]
 fn keys_and_values_in_8_bits_stay_near_those_in_single_precision() {
     for (name, reference, limit) in [
-        (SMOLLM2, "real/smollm2-135m-q4_1-exact.json", 1.0),
-        (GEMMA3, "real/gemma3-270m-q4_k_m-exact.json", 1.0),
+        (SMOLLM2, "real/smollm2-135m-q4_1-exact.json", 6e-3),
+        (GEMMA3, "real/gemma3-270m-q4_k_m-exact.json", 5e-3),
     ] {
         let Some(model) = real_model(name) else {
             continue;
