@@ -7,6 +7,7 @@
 
 mod mmap;
 mod pread;
+mod ring;
 mod uring;
 
 use std::io;
@@ -64,6 +65,8 @@ pub enum ReadError {
 /// Which system interface brings the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
+    /// io_uring through the io-uring crate.
+    Ring,
     /// io_uring through tokio-uring.
     Uring,
     /// A pool of threads that call `pread`.
@@ -76,6 +79,7 @@ impl Backend {
     /// The name that `--io` takes.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Ring => "ring",
             Self::Uring => "uring",
             Self::Pread => "pread",
             Self::Mmap => "mmap",
@@ -85,7 +89,7 @@ impl Backend {
     /// What to do where the system refuses it.
     pub fn remedy(self) -> &'static str {
         match self {
-            Self::Uring => {
+            Self::Ring | Self::Uring => {
                 "containers, seccomp profiles and sysctl kernel.io_uring_disabled can forbid \
                  io_uring; allow it, or use --io pread"
             }
@@ -109,6 +113,15 @@ pub struct ReadRequest {
     pub buffer: Option<SlotBuffer>,
     /// How the outcome is reported.
     pub completion: Completion,
+}
+
+impl ReadRequest {
+    /// Reports a read into `buffer` that has come to its end.
+    fn succeed(self, file: &OpenFile, buffer: SlotBuffer, progress: &Progress) {
+        file.drop_cached(progress.window);
+        let view = buffer.into_view(progress.window.skip, self.extent.bytes as usize);
+        self.completion.succeed(view, progress.filled);
+    }
 }
 
 /// Something that brings extents of files into memory.
@@ -144,6 +157,7 @@ pub fn open(
 ) -> io::Result<Box<dyn Reader>> {
     let files = Arc::clone(files);
     Ok(match backend {
+        Backend::Ring => Box::new(ring::RingReader::start(files, ring_buffers, depth)?),
         Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
         Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
         Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, streams)?),
