@@ -7,10 +7,11 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::statvfs::statvfs;
 
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::gguf::{Extent, FileIdentity, ModelFile};
@@ -176,6 +177,11 @@ impl OpenFile {
 }
 
 impl OpenFiles {
+    /// No files at all, for a reader that is only tried.
+    pub(crate) fn none() -> Self {
+        Self { files: Vec::new() }
+    }
+
     /// Opens every file of a model.
     ///
     /// # Errors
@@ -257,6 +263,17 @@ impl OpenFiles {
     pub fn all_direct(&self) -> bool {
         self.files.iter().all(OpenFile::is_direct)
     }
+}
+
+/// What tells the filesystem of a path from others: its own id, where it has one, and the
+/// number of its device.
+///
+/// # Errors
+/// When the path cannot be looked at.
+pub fn filesystem_id(path: &Path) -> io::Result<String> {
+    let id = statvfs(path)?.filesystem_id();
+    let device = std::fs::metadata(path)?.dev();
+    Ok(format!("{id:x}-{device:x}"))
 }
 
 /// Compares sizes and identities, the older first.

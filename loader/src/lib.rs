@@ -2,7 +2,8 @@
 //!
 //! The data flow, one module per hop: [`gguf`] describes what the files hold,
 //! [`mod@unit`] cuts it into pieces, [`plan`] decides which of them stay, [`reader`]
-//! brings the others into the [`slots`], and [`weights`] hands them to the steps.
+//! brings the others into the [`slots`], and [`weights`] hands them to the steps. The
+//! [`probe`] tells the plan what the drive gives.
 
 pub mod arena;
 #[cfg(feature = "counting-allocator")]
@@ -10,6 +11,7 @@ pub mod counting_allocator;
 pub mod files;
 pub mod gguf;
 pub mod plan;
+pub mod probe;
 pub mod reader;
 pub mod slots;
 pub mod unit;

@@ -9,9 +9,11 @@
 use crate::arena::PAGE_BYTES;
 use crate::files::Window;
 use crate::gguf::Catalog;
+use crate::probe::Curve;
 use crate::unit::{Stage, Unit, WeightUse, partition};
 
-/// Reads of 0.5–4 MiB with 4–32 under way saturate NVMe drives.
+/// Reads of 0.5–4 MiB with 4–32 under way saturate NVMe drives: the choice for a drive
+/// that nobody has measured.
 const SLOT_BYTES_MAX: u64 = 4 << 20;
 /// The smallest slot worth a read.
 const SLOT_BYTES_MIN: u64 = 256 << 10;
@@ -46,6 +48,8 @@ pub struct PlanInputs<'a> {
     pub embedding: usize,
     /// Whether weights that all fit are used from the mapping, without a ring.
     pub may_map: bool,
+    /// What the drive gives, if it has been measured.
+    pub drive: Option<&'a Curve>,
 }
 
 /// Where a unit's bytes are during a pass.
@@ -105,7 +109,11 @@ impl Plan {
             return Ok(resident);
         }
         let unit_bytes_min = smallest_unit(catalog, inputs.uses);
-        let shape = ring_shape(for_weights, unit_bytes_min);
+        let measured = inputs.drive.and_then(|curve| {
+            let weight_bytes = weight_bytes(catalog, inputs.uses);
+            measured_shape(curve, for_weights, weight_bytes, unit_bytes_min)
+        });
+        let shape = measured.unwrap_or_else(|| ring_shape(for_weights, unit_bytes_min));
         let mut plan = Self::streamed(catalog, &inputs, shape);
         if plan.total_bytes() > inputs.budget_bytes {
             // Whole pages and the embedding's rows can leave less than the ring's share.
@@ -236,15 +244,39 @@ fn widest_window(bytes: u64) -> usize {
 /// Bytes of the largest unit where memory is scarcest: one worth a read, but a row at
 /// least, and a small part of a small model.
 fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
-    let tensors = || uses.iter().map(|weight| &catalog.tensors()[weight.tensor]);
-    let total: u64 = tensors().map(|tensor| tensor.extent.bytes).sum();
-    let longest_row = tensors().map(|tensor| tensor.row_bytes()).max();
+    let rows = uses
+        .iter()
+        .map(|weight| catalog.tensors()[weight.tensor].row_bytes());
     SLOT_BYTES_MIN
-        .min(total / SLOTS_MAX)
-        .max(longest_row.unwrap_or(1))
+        .min(weight_bytes(catalog, uses) / SLOTS_MAX)
+        .max(rows.max().unwrap_or(1))
 }
 
-/// Slots, and the bytes of the largest unit.
+fn weight_bytes(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
+    uses.iter()
+        .map(|weight| catalog.tensors()[weight.tensor].extent.bytes)
+        .sum()
+}
+
+/// The ring with which a pass is read in the least time from a drive that has been
+/// measured: slots, and the bytes of the largest unit. `None` where no measured one is
+/// small enough.
+fn measured_shape(
+    curve: &Curve,
+    for_weights: u64,
+    weight_bytes: u64,
+    unit_bytes_min: u64,
+) -> Option<(usize, u64)> {
+    let ring_bytes_max = for_weights / RING_SHARE;
+    let rest_bytes = weight_bytes.saturating_sub(for_weights);
+    let point = curve.fastest_for(rest_bytes, ring_bytes_max)?;
+    let unit_bytes = point.block_bytes.max(unit_bytes_min);
+    let slots = point.slots();
+    (slots as u64 * unit_bytes <= ring_bytes_max).then_some((slots, unit_bytes))
+}
+
+/// The ring for a drive of which nothing is known: slots, and the bytes of the largest
+/// unit.
 fn ring_shape(for_weights: u64, unit_bytes_min: u64) -> (usize, u64) {
     let ring_bytes = for_weights / RING_SHARE;
     let mut unit_bytes = SLOT_BYTES_MAX;
@@ -295,6 +327,7 @@ fn pin(units: &[Unit], bytes: u64) -> Vec<Residency> {
 mod tests {
     use super::*;
     use crate::gguf::Extent;
+    use crate::probe::Point;
 
     fn units(count: usize) -> Vec<Unit> {
         (0..count)
@@ -337,6 +370,31 @@ mod tests {
                 .iter()
                 .all(|&place| place == Residency::Streamed)
         );
+    }
+
+    #[test]
+    fn a_measured_ring_grows_only_as_far_as_it_saves_more_time_than_it_costs() {
+        let point = |block_bytes, depth, bytes_per_second| Point {
+            block_bytes,
+            depth,
+            bytes_per_second,
+        };
+        let curve = Curve {
+            points: vec![
+                point(1 << 20, 1, 1e9),
+                point(1 << 20, 7, 2e9),
+                point(4 << 20, 15, 2.1e9),
+            ],
+        };
+        let shape = |for_weights: u64, weight_bytes| {
+            measured_shape(&curve, for_weights << 20, weight_bytes << 20, 1 << 18)
+        };
+        // 1000 MiB to be read are worth 56 MiB more; 100 MiB are not.
+        assert_eq!(shape(1000, 3000), Some((16, 4 << 20)));
+        assert_eq!(shape(1000, 1100), Some((8, 1 << 20)));
+        // An eighth of 60 MiB holds no ring of 8 MiB; one of 8 MiB holds none at all.
+        assert_eq!(shape(60, 3000), Some((2, 1 << 20)));
+        assert_eq!(shape(8, 3000), None);
     }
 
     #[test]

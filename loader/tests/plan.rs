@@ -80,6 +80,7 @@ impl Model {
                 uses: &self.uses,
                 embedding: 0,
                 may_map: self.may_map,
+                drive: None,
             },
         )
     }

@@ -341,6 +341,7 @@ fn the_plans_of_every_budget_are_served() {
                     uses: &model.uses,
                     embedding: model.embedding,
                     may_map: backend == Backend::Mmap,
+                    drive: None,
                 },
             )
         };

@@ -10,6 +10,7 @@ use emel_kernels::Kernels;
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
+use emel_loader::probe::Curve;
 use emel_loader::reader::Backend;
 use emel_model::arch;
 #[cfg(feature = "chat")]
@@ -44,11 +45,18 @@ const THREAD_BYTES: u64 = 16 << 10;
 /// How weights are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Io {
-    /// The mapping if everything fits, else io_uring, else `pread`.
+    /// The mapping if everything fits, else the fastest that works of
+    /// [`Backend::FASTEST_FIRST`].
     #[default]
     Auto,
     /// Only this reader.
     Only(Backend),
+}
+
+impl Io {
+    fn may_map(self) -> bool {
+        matches!(self, Self::Auto | Self::Only(Backend::Mmap))
+    }
 }
 
 /// What the user can choose about an engine.
@@ -62,6 +70,10 @@ pub struct Settings {
     pub threads: usize,
     /// How weights are read.
     pub io: Io,
+    /// What the drive gives, if it has been measured
+    /// ([`probe::measure`](emel_loader::probe::measure)): the ring is then as small as
+    /// saves the most time. The bits of a result do not depend on it.
+    pub drive: Option<Curve>,
     /// How keys and values are kept.
     pub kv_type: KvType,
     /// The sampler that requests will use, of which the plan includes the memory; if
@@ -78,6 +90,7 @@ impl Default for Settings {
             context: None,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             io: Io::Auto,
+            drive: None,
             kv_type: KvType::F16,
             sampler: None,
             all_logits: false,
@@ -318,6 +331,30 @@ impl Blueprint {
         self.program.long_factors(context)
     }
 
+    /// Plans anew, for a drive that has been measured since. Only the ring changes, and
+    /// with it what is pinned.
+    pub fn plan_for_drive(&mut self, curve: Curve) {
+        let inputs = PlanInputs {
+            budget_bytes: self.plan.budget_bytes,
+            items: self.plan.items.clone(),
+            uses: &self.program.uses,
+            embedding: self.program.embedding,
+            may_map: self.settings.io.may_map(),
+            drive: Some(&curve),
+        };
+        if let Ok(plan) = Plan::new(&self.catalog, inputs) {
+            self.plan = plan;
+        }
+        self.settings.drive = Some(curve);
+    }
+
+    /// Bytes of the budget that are left to weights.
+    pub fn weight_bytes(&self) -> u64 {
+        let items = self.plan.items.iter().map(|item| item.bytes);
+        let taken = items.fold(0, u64::saturating_add);
+        self.plan.budget_bytes.saturating_sub(taken)
+    }
+
     /// What the forward pass allocates.
     pub fn footprint(&self) -> Footprint {
         let shape = Shape {
@@ -429,7 +466,8 @@ impl Draft<'_> {
             items: self.items(shape),
             uses: &self.program.uses,
             embedding: self.program.embedding,
-            may_map: matches!(self.settings.io, Io::Auto | Io::Only(Backend::Mmap)),
+            may_map: self.settings.io.may_map(),
+            drive: self.settings.drive.as_ref(),
         };
         Plan::new(self.catalog, inputs)
     }

@@ -1,6 +1,8 @@
 //! What the commands `emel-run` and `emel` share: options, progress and exit codes.
 
 pub mod conversation;
+pub mod doctor;
+pub mod drive;
 pub mod info;
 pub mod render;
 pub mod sampling;
@@ -72,9 +74,11 @@ pub struct ModelOptions {
 /// The values of `--io`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IoName {
-    /// The mapping if the model fits, else io_uring, else pread
+    /// The mapping if the model fits, else the first that works of ring, uring, pread
     Auto,
-    /// io_uring with O_DIRECT
+    /// io_uring with O_DIRECT, files and buffers registered
+    Ring,
+    /// io_uring with O_DIRECT through tokio-uring
     Uring,
     /// A pool of threads with O_DIRECT
     Pread,
@@ -111,21 +115,30 @@ impl ModelOptions {
     /// The engine's settings.
     pub fn settings(&self) -> Settings {
         let default = Settings::default();
+        let io = self.io.into();
         Settings {
             ram_budget: self.ram_budget,
             threads: self.threads.unwrap_or(default.threads),
-            io: match self.io {
-                IoName::Auto => Io::Auto,
-                IoName::Uring => Io::Only(Backend::Uring),
-                IoName::Pread => Io::Only(Backend::Pread),
-                IoName::Mmap => Io::Only(Backend::Mmap),
-            },
+            io,
+            drive: drive::kept_curve(&self.model, io),
             kv_type: match self.kv {
                 KvName::F16 => KvType::F16,
                 KvName::F32 => KvType::F32,
                 KvName::Q8_0 => KvType::Q8_0,
             },
             ..default
+        }
+    }
+}
+
+impl From<IoName> for Io {
+    fn from(name: IoName) -> Self {
+        match name {
+            IoName::Auto => Self::Auto,
+            IoName::Ring => Self::Only(Backend::Ring),
+            IoName::Uring => Self::Only(Backend::Uring),
+            IoName::Pread => Self::Only(Backend::Pread),
+            IoName::Mmap => Self::Only(Backend::Mmap),
         }
     }
 }
@@ -242,7 +255,7 @@ pub fn print(text: &str) -> Result<(), OutputError> {
 ///
 /// # Errors
 /// As [`Engine::start`].
-pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
+pub async fn start(mut blueprint: Blueprint) -> anyhow::Result<Engine> {
     if blueprint.settings.ram_budget == RamBudget::Automatic {
         notice(&format!(
             "RAM budget {}, 85% of what is available; --ram-budget sets it",
@@ -250,6 +263,7 @@ pub async fn start(blueprint: Blueprint) -> anyhow::Result<Engine> {
         ));
     }
     blueprint.check_memory()?;
+    drive::measure_new(&mut blueprint).await;
     // Before the start, which may fail for what they say.
     let told = blueprint.notices.clone();
     told.iter().for_each(|text| notice(text));

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use emel_loader::probe::Curve;
 use emel_loader::reader::Backend;
 #[cfg(feature = "chat")]
 use emel_model::chat::ChatTemplates;
@@ -238,6 +239,12 @@ impl Builder {
     /// How weights are read. Default: whatever works best.
     pub fn io(mut self, io: Io) -> Self {
         self.settings.io = io;
+        self
+    }
+
+    /// What the drive gives, if it has been measured. Default: unknown.
+    pub fn drive(mut self, curve: Curve) -> Self {
+        self.settings.drive = Some(curve);
         self
     }
 

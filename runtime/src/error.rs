@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use emel_loader::files::OpenError;
 use emel_loader::gguf::GgufError;
+use emel_loader::probe::ProbeError;
 use emel_loader::reader::ReadError;
 use emel_loader::weights::WeightsError;
 use emel_model::error::ModelError;
@@ -97,6 +98,9 @@ pub enum Error {
         /// What was refused.
         source: WeightsError,
     },
+    /// The drive cannot be measured.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
     /// A read failed during a request. The engine serves the next one.
     #[error(transparent)]
     Read(#[from] ReadError),

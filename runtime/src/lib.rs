@@ -21,9 +21,12 @@ pub mod blueprint;
 pub mod budget;
 #[cfg(feature = "cli")]
 pub mod cli;
+pub mod compute_probe;
 mod engine;
 mod error;
 pub mod generator;
+pub mod measurements;
+pub mod prediction;
 mod request;
 mod scheduler;
 mod session;

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
-use emel_loader::reader::Backend;
+use emel_loader::reader::{Backend, io_uring_remedy};
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
@@ -107,27 +107,30 @@ async fn build(
     let total = blueprint.plan.pinned_bytes();
     let mut on_bytes = |bytes| progress(bytes, total);
     let mut notices = std::mem::take(&mut blueprint.notices);
-    let mut backend = match blueprint.settings.io {
-        Io::Only(backend) => backend,
-        Io::Auto if blueprint.plan.is_mapped => Backend::Mmap,
-        Io::Auto => Backend::Uring,
-    };
+    let candidates = candidates(blueprint);
     blueprint.check_memory()?;
-    let files = OpenFiles::open_model(blueprint.catalog.files(), backend.needs_buffers())?;
+    let with_buffers = candidates[0].needs_buffers();
+    let files = OpenFiles::open_model(blueprint.catalog.files(), with_buffers)?;
     let files = Arc::new(files);
-    let mut built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
-    if let (Err(Error::Weights { source, .. }), Io::Auto) = (&built, blueprint.settings.io)
-        && backend == Backend::Uring
-        && let WeightsError::Reader { source, .. } = source
-    {
+    let mut refused = Vec::new();
+    let (generator, backend) = loop {
+        let backend = candidates[refused.len()];
+        match Generator::build(blueprint, &files, backend, &mut on_bytes).await {
+            Err(Error::Weights {
+                source: WeightsError::Reader { source, .. },
+                ..
+            }) if refused.len() + 1 < candidates.len() => refused.push(source),
+            built => break (built?, backend),
+        }
+    };
+    let io_reason = io_reason(blueprint.settings.io, backend, &refused);
+    if let Some(error) = refused.last() {
+        let remedy = io_uring_remedy(error);
+        let name = backend.name();
         notices.push(format!(
-            "reading with pread, because io_uring is refused ({source}): {}",
-            backend.remedy()
+            "reading with {name}, because {io_reason}: {remedy}"
         ));
-        backend = Backend::Pread;
-        built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
     }
-    let generator = built?;
     if backend.needs_buffers() && !files.all_direct() {
         notices.push(
             "the filesystem refuses O_DIRECT; reads go through the page cache and are dropped from it"
@@ -154,7 +157,7 @@ async fn build(
         sampler_bytes: blueprint.sampler_bytes,
         kv_type: blueprint.settings.kv_type,
         long_factors: blueprint.long_factors(),
-        fixed: FixedUsage::new(blueprint, backend, &files, &generator),
+        fixed: FixedUsage::new(blueprint, (backend, io_reason), &files, &generator),
         identity: Identity::new(
             &blueprint.catalog,
             blueprint.tokenizer.vocabulary_size(),
@@ -163,6 +166,32 @@ async fn build(
         generator,
     };
     Ok((scheduler, description))
+}
+
+/// The readers to try, in turn.
+fn candidates(blueprint: &Blueprint) -> &'static [Backend] {
+    match blueprint.settings.io {
+        Io::Only(Backend::Ring) => &[Backend::Ring],
+        Io::Only(Backend::Uring) => &[Backend::Uring],
+        Io::Only(Backend::Pread) => &[Backend::Pread],
+        Io::Only(Backend::Mmap) => &[Backend::Mmap],
+        Io::Auto if blueprint.plan.is_mapped => &[Backend::Mmap],
+        Io::Auto => &Backend::FASTEST_FIRST,
+    }
+}
+
+/// Why weights are read through `backend`; `refused` is what the system said to the
+/// readers before it.
+fn io_reason(io: Io, backend: Backend, refused: &[std::io::Error]) -> String {
+    match (io, refused.last()) {
+        (Io::Only(_), _) => "as asked".to_owned(),
+        (Io::Auto, _) if backend == Backend::Mmap => "the model fits".to_owned(),
+        (Io::Auto, None) => "the fastest that works".to_owned(),
+        (Io::Auto, Some(error)) if backend == Backend::Pread => {
+            format!("io_uring is refused ({error})")
+        }
+        (Io::Auto, Some(error)) => format!("the faster ring is refused ({error})"),
+    }
 }
 
 /// What is the same in every request's usage.
@@ -174,6 +203,7 @@ struct FixedUsage {
     budget_bytes: u64,
     planned_bytes: u64,
     io_backend: &'static str,
+    io_reason: String,
     direct_io: bool,
     registered_buffers: bool,
     threads: usize,
@@ -183,7 +213,7 @@ struct FixedUsage {
 impl FixedUsage {
     fn new(
         blueprint: &Blueprint,
-        backend: Backend,
+        (backend, io_reason): (Backend, String),
         files: &OpenFiles,
         generator: &Generator,
     ) -> Self {
@@ -196,6 +226,7 @@ impl FixedUsage {
             budget_bytes: plan.budget_bytes,
             planned_bytes: plan.total_bytes(),
             io_backend: backend.name(),
+            io_reason,
             direct_io: backend.needs_buffers() && files.all_direct(),
             registered_buffers: generator.has_registered_buffers(),
             threads: blueprint.settings.threads,
@@ -447,6 +478,7 @@ impl Scheduler {
             other_ms: milliseconds(other),
             peak_memory_bytes: peak_memory_bytes(),
             io_backend: fixed.io_backend,
+            io_reason: fixed.io_reason.clone(),
             direct_io: fixed.direct_io,
             registered_buffers: fixed.registered_buffers,
             threads: fixed.threads,

@@ -46,8 +46,10 @@ pub struct Usage {
     /// The highest memory use so far: of the cgroup if the process is alone in it,
     /// else of the process.
     pub peak_memory_bytes: u64,
-    /// How weights are read: `uring`, `pread` or `mmap`.
+    /// How weights are read: `ring`, `uring`, `pread` or `mmap`.
     pub io_backend: &'static str,
+    /// Why they are read that way.
+    pub io_reason: String,
     /// Whether reads bypass the page cache.
     pub direct_io: bool,
     /// Whether the kernel knows the ring's buffers beforehand.

@@ -18,7 +18,7 @@ pub static READERS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
         }
         outcome.is_ok()
     };
-    let mut readers = vec![Backend::Uring, Backend::Pread, Backend::Mmap];
+    let mut readers = vec![Backend::Ring, Backend::Uring, Backend::Pread, Backend::Mmap];
     readers.retain(starts);
     readers
 });

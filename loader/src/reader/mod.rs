@@ -7,6 +7,7 @@
 
 mod mmap;
 mod pread;
+mod ring;
 mod uring;
 
 use std::io;
@@ -14,7 +15,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::arena::SlotBuffer;
+use crate::arena::{Arena, PAGE_BYTES, SlotBuffer};
 use crate::files::{FileChanged, OpenFile, OpenFiles, Window};
 use crate::gguf::Extent;
 use crate::slots::Completion;
@@ -64,6 +65,8 @@ pub enum ReadError {
 /// Which system interface brings the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
+    /// io_uring through the io-uring crate.
+    Ring,
     /// io_uring through tokio-uring.
     Uring,
     /// A pool of threads that call `pread`.
@@ -73,9 +76,13 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// The readers that stream into buffers, fastest first.
+    pub const FASTEST_FIRST: [Self; 3] = [Self::Ring, Self::Uring, Self::Pread];
+
     /// The name that `--io` takes.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Ring => "ring",
             Self::Uring => "uring",
             Self::Pread => "pread",
             Self::Mmap => "mmap",
@@ -85,7 +92,7 @@ impl Backend {
     /// What to do where the system refuses it.
     pub fn remedy(self) -> &'static str {
         match self {
-            Self::Uring => {
+            Self::Ring | Self::Uring => {
                 "containers, seccomp profiles and sysctl kernel.io_uring_disabled can forbid \
                  io_uring; allow it, or use --io pread"
             }
@@ -109,6 +116,15 @@ pub struct ReadRequest {
     pub buffer: Option<SlotBuffer>,
     /// How the outcome is reported.
     pub completion: Completion,
+}
+
+impl ReadRequest {
+    /// Reports a read into `buffer` that has come to its end.
+    fn succeed(self, file: &OpenFile, buffer: SlotBuffer, progress: &Progress) {
+        file.drop_cached(progress.window);
+        let view = buffer.into_view(progress.window.skip, self.extent.bytes as usize);
+        self.completion.succeed(view, progress.filled);
+    }
 }
 
 /// Something that brings extents of files into memory.
@@ -144,10 +160,63 @@ pub fn open(
 ) -> io::Result<Box<dyn Reader>> {
     let files = Arc::clone(files);
     Ok(match backend {
+        Backend::Ring => Box::new(ring::RingReader::start(files, ring_buffers, depth)?),
         Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
         Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
         Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, streams)?),
     })
+}
+
+/// The fastest reader that the system lets stream, and what it says to those that are
+/// faster.
+pub fn fastest() -> (Backend, Vec<(Backend, io::Error)>) {
+    let no_files = Arc::new(OpenFiles::none());
+    let mut refused = Vec::new();
+    for backend in Backend::FASTEST_FIRST {
+        match open(backend, &no_files, Vec::new(), 1, true) {
+            Ok(_) => return (backend, refused),
+            Err(error) => refused.push((backend, error)),
+        }
+    }
+    (Backend::Pread, refused)
+}
+
+/// Whether the kernel takes a ring of `slots` buffers of `slot_bytes` beforehand.
+///
+/// # Errors
+/// When memory or the reader is refused.
+pub fn registers_buffers(backend: Backend, slots: usize, slot_bytes: usize) -> io::Result<bool> {
+    let slot_bytes = slot_bytes.next_multiple_of(PAGE_BYTES);
+    let arena = Arena::new(slots * slot_bytes)?;
+    let buffers = (0..slots)
+        .map(|slot| arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)))
+        .collect();
+    let no_files = Arc::new(OpenFiles::none());
+    Ok(open(backend, &no_files, buffers, slots, true)?.has_registered_buffers())
+}
+
+/// What makes the system allow io_uring, going by what it said.
+pub fn io_uring_remedy(error: &io::Error) -> String {
+    let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    let disabled = disabled.as_deref().map_or("0", str::trim);
+    match error.raw_os_error() {
+        Some(libc::EPERM) if disabled != "0" => {
+            format!("sysctl kernel.io_uring_disabled is {disabled}; set it to 0")
+        }
+        Some(libc::EPERM | libc::EACCES) => {
+            "a seccomp profile forbids it, as containers' do; allow io_uring_setup, \
+             io_uring_enter and io_uring_register"
+                .to_owned()
+        }
+        Some(libc::ENOSYS) => {
+            "the kernel has none, or a seccomp profile hides it; use Linux 5.11 or later, or \
+             another profile"
+                .to_owned()
+        }
+        Some(libc::ENOMEM) => "raise the limit on locked memory (ulimit -l)".to_owned(),
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)".to_owned(),
+        _ => "use Linux 5.11 or later".to_owned(),
+    }
 }
 
 /// How far a read into a buffer has come.

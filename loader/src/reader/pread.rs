@@ -80,12 +80,7 @@ fn read(files: &OpenFiles, mut request: ReadRequest) {
             .read_at(&mut buffer.as_mut_slice()[range], offset);
         match progress.record(file, outcome) {
             Ok(false) => {}
-            Ok(true) => {
-                file.drop_cached(progress.window);
-                let view = buffer.into_view(progress.window.skip, request.extent.bytes as usize);
-                request.completion.succeed(view, progress.filled);
-                return;
-            }
+            Ok(true) => return request.succeed(file, buffer, &progress),
             Err(error) => return request.completion.fail(error),
         }
     }

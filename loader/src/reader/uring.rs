@@ -206,11 +206,8 @@ impl Lane {
         };
         match outcome {
             Ok(progress) => {
-                self.files
-                    .get(request.extent.file)
-                    .drop_cached(progress.window);
-                let view = buffer.into_view(progress.window.skip, request.extent.bytes as usize);
-                request.completion.succeed(view, progress.filled);
+                let file = self.files.get(request.extent.file);
+                request.succeed(file, buffer, &progress);
             }
             Err(error) => request.completion.fail(error),
         }

@@ -196,10 +196,11 @@ fn print_statistics(usage: &Usage) {
     ));
     cli::tell(&format!("sampler: seed {}", usage.seed));
     cli::tell(&format!(
-        "reading: {} in all, {} per token, {} ({}direct, {}registered buffers)",
+        "reading: {} in all, {} per token, {}: {} ({}direct, {}registered buffers)",
         size(usage.bytes_read),
         size(usage.streamed_bytes_per_token),
         usage.io_backend,
+        usage.io_reason,
         if usage.direct_io { "" } else { "not " },
         if usage.registered_buffers { "" } else { "no " },
     ));

@@ -11,9 +11,12 @@ use anyhow::Context;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
+use emel::cli::doctor::{self, DoctorOptions};
+use emel::cli::drive;
 use emel::cli::info::{self, InfoOptions};
 use emel::cli::render::{self, RenderOptions};
 use emel::cli::{self, ModelOptions, TextSource};
+use emel::prediction::{self, Prediction};
 use emel::{Prompt, SamplerOptions, TextLimit};
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{ROW_SLOTS, held_bytes};
@@ -35,6 +38,8 @@ enum Command {
     Info(InfoOptions),
     /// Print where the memory of a run would go, without running
     Plan(PlanOptions),
+    /// Print what this machine allows and what its drive gives, for later runs to go by
+    Doctor(DoctorOptions),
     /// Print the token ids of a text
     Tokenize(TokenizeOptions),
     /// Print the prompt that a conversation becomes
@@ -124,6 +129,7 @@ fn main() -> ExitCode {
         match options.command {
             Command::Info(options) => info::run(&options),
             Command::Plan(options) => plan(&options),
+            Command::Doctor(options) => doctor::run(&options).await,
             Command::Tokenize(options) => tokenize(&options),
             Command::Render(options) => render::run(&options),
             Command::Eval(options) => eval(options).await,
@@ -144,6 +150,10 @@ struct PlanReport {
     mapped: bool,
     ring_slots: usize,
     ring_slot_bytes: usize,
+    /// What the drive gives to this ring, if it has been measured.
+    drive_bytes_per_second: Option<f64>,
+    /// If the kernels have been measured too.
+    predicted_tokens_per_second: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -173,15 +183,36 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
     if report.streamed_bytes_per_pass == 0 {
         writeln!(output, "the model fits: nothing is read per token")?;
     } else {
+        let read = size(report.streamed_bytes_per_pass);
         writeln!(
             output,
-            "read      {:>11}  per token: a drive of 1 GiB/s allows {:.1} tokens/s",
-            size(report.streamed_bytes_per_pass),
-            f64::from(1 << 30) / report.streamed_bytes_per_pass as f64
+            "read      {read:>11}  per token: {}",
+            speed(&report)
         )?;
     }
     cli::print(&output)?;
     Ok(())
+}
+
+/// What the bytes that are read for each token allow.
+fn speed(report: &PlanReport) -> String {
+    let gibibyte = f64::from(1 << 30);
+    let allows = |rate: f64| rate / report.streamed_bytes_per_pass as f64;
+    match (
+        report.drive_bytes_per_second,
+        report.predicted_tokens_per_second,
+    ) {
+        (Some(rate), Some(predicted)) => format!(
+            "about {predicted:.1} tokens/s, from this drive's {:.2} GiB/s",
+            rate / gibibyte
+        ),
+        (Some(rate), None) => format!(
+            "this drive's {:.2} GiB/s allow {:.1} tokens/s",
+            rate / gibibyte,
+            allows(rate)
+        ),
+        (None, _) => format!("a drive of 1 GiB/s allows {:.1} tokens/s", allows(gibibyte)),
+    }
 }
 
 fn plan_report(blueprint: &Blueprint) -> PlanReport {
@@ -210,6 +241,7 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         let name = format!("weights, pinned of {}", in_binary_units(all));
         add(name, plan.pinned_bytes());
     }
+    let rates = drive::kept_rates(blueprint.settings.threads);
     PlanReport {
         budget_bytes: plan.budget_bytes,
         file_bytes: plan.file_bytes,
@@ -222,6 +254,10 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         mapped: plan.is_mapped,
         ring_slots: plan.slots,
         ring_slot_bytes: plan.slot_bytes,
+        drive_bytes_per_second: prediction::drive_bytes_per_second(blueprint),
+        predicted_tokens_per_second: rates
+            .and_then(|rates| Prediction::new(blueprint, &rates))
+            .map(|prediction| prediction.tokens_per_second),
     }
 }
 

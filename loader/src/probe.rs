@@ -1,0 +1,331 @@
+//! The probe: how many bytes per second a drive gives, by the size of reads and how many
+//! are under way.
+//!
+//! It reads the model's own files through the reader that will stream them, in turns: a
+//! point of the curve for a moment, then the next, and all of them again, so that what
+//! else the machine does is shared out. Time, bytes and memory are bounded.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::arena::{Arena, PAGE_BYTES};
+use crate::files::{OpenFile, OpenFiles};
+use crate::gguf::Extent;
+use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
+use crate::slots::SlotTable;
+
+/// A point whose rate is this part of the best one is as good, in percent.
+const NEARLY_BEST_PERCENT: f64 = 97.0;
+/// Parts of the time in which all points are measured once.
+const ROUNDS: u32 = 2;
+
+/// What a drive gives at one size and number of reads.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    /// Bytes of a read.
+    pub block_bytes: u64,
+    /// Reads under way.
+    pub depth: usize,
+    /// Bytes that arrive in a second.
+    pub bytes_per_second: f64,
+}
+
+impl Point {
+    /// Bytes of all reads under way.
+    pub fn bytes_under_way(&self) -> u64 {
+        self.block_bytes * self.depth as u64
+    }
+
+    /// Bytes of a ring that keeps these reads under way while a step works on one more.
+    pub fn ring_bytes(&self) -> u64 {
+        self.block_bytes * self.slots() as u64
+    }
+
+    /// The slots of that ring.
+    pub fn slots(&self) -> usize {
+        self.depth + 1
+    }
+}
+
+/// What a drive gives: points in any order, each size and depth once.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Curve {
+    /// The points.
+    pub points: Vec<Point>,
+}
+
+impl Curve {
+    /// The highest rate.
+    pub fn best(&self) -> Option<Point> {
+        let by_rate = |a: &&Point, b: &&Point| a.bytes_per_second.total_cmp(&b.bytes_per_second);
+        self.points.iter().max_by(by_rate).copied()
+    }
+
+    /// The point with the smallest ring that is nearly as fast as the best.
+    pub fn knee(&self) -> Option<Point> {
+        let enough = self.best()?.bytes_per_second * NEARLY_BEST_PERCENT / 100.0;
+        let fast = self
+            .points
+            .iter()
+            .filter(|point| point.bytes_per_second >= enough);
+        fast.min_by_key(|point| point.ring_bytes()).copied()
+    }
+
+    /// The point whose ring takes at most `ring_bytes_max` and that reads
+    /// `rest_bytes`, and what the ring displaces besides, in the least time. Every byte
+    /// of the ring is one that cannot be pinned.
+    pub fn fastest_for(&self, rest_bytes: u64, ring_bytes_max: u64) -> Option<Point> {
+        let seconds = |point: &Point| {
+            (rest_bytes + point.ring_bytes()) as f64 / point.bytes_per_second.max(1.0)
+        };
+        self.points
+            .iter()
+            .filter(|point| point.ring_bytes() <= ring_bytes_max)
+            .min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+            .copied()
+    }
+
+    /// The rate for reads of about `block_bytes`, about `depth` of them under way: that
+    /// of the nearest point.
+    pub fn bytes_per_second(&self, block_bytes: u64, depth: usize) -> Option<f64> {
+        let ratio = |a: f64, b: f64| (a / b).log2().abs();
+        let distance = |point: &Point| {
+            ratio(point.block_bytes as f64, block_bytes.max(1) as f64)
+                + ratio(point.depth as f64, depth.max(1) as f64)
+        };
+        let nearest = self
+            .points
+            .iter()
+            .min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        nearest.map(|point| point.bytes_per_second)
+    }
+}
+
+/// What a probe may take, and what it tries.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Time in all. A drive that is slower than any we know exceeds it by one read.
+    pub time: Duration,
+    /// Bytes of all buffers; points that need more are left out.
+    pub memory_bytes: u64,
+    /// Bytes of a read.
+    pub block_bytes: &'static [u64],
+    /// Reads under way.
+    pub depths: &'static [usize],
+}
+
+impl Limits {
+    /// For someone who waits for the whole curve.
+    pub const THOROUGH: Self = Self {
+        time: Duration::from_secs(2),
+        memory_bytes: 128 << 20,
+        block_bytes: &[256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20],
+        depths: &[2, 4, 8, 16, 32],
+    };
+    /// For a run that begins.
+    pub const BRIEF: Self = Self {
+        time: Duration::from_millis(400),
+        memory_bytes: 32 << 20,
+        block_bytes: &[512 << 10, 1 << 20, 2 << 20],
+        depths: &[2, 4, 8, 16],
+    };
+
+    /// The sizes and depths, the smallest in all first.
+    fn points(&self) -> Vec<Point> {
+        let mut points: Vec<Point> = self
+            .block_bytes
+            .iter()
+            .flat_map(|&block_bytes| {
+                self.depths.iter().map(move |&depth| Point {
+                    block_bytes,
+                    depth,
+                    bytes_per_second: 0.0,
+                })
+            })
+            .filter(|point| point.bytes_under_way() <= self.memory_bytes)
+            .collect();
+        points.sort_by_key(Point::bytes_under_way);
+        points
+    }
+}
+
+/// Why a drive could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// The kernel refused the memory or the reader.
+    #[error("cannot measure the drive with {}: {source}", backend.name())]
+    Refused {
+        /// The reader.
+        backend: Backend,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The files are too small to tell anything.
+    #[error("{bytes} bytes are too few to measure a drive with, {wanted} are needed")]
+    TooSmall {
+        /// The bytes of the largest file.
+        bytes: u64,
+        /// The smallest number that tells something.
+        wanted: u64,
+    },
+    /// A read failed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+}
+
+/// The smallest file that a drive is measured with.
+pub const FILE_BYTES_MIN: u64 = 64 << 20;
+
+/// Measures the drive that `files` are on.
+///
+/// # Errors
+/// When the files are small, the reader is refused, or a read fails.
+pub async fn measure(
+    files: &Arc<OpenFiles>,
+    backend: Backend,
+    limits: Limits,
+) -> Result<Curve, ProbeError> {
+    let started = Instant::now();
+    let mut points = limits.points();
+    let mut probe = Probe::new(files, backend, &points)?;
+    let mut read = vec![(0_u64, Duration::ZERO); points.len()];
+    // A fifth is left for what is under way at the end of a turn.
+    let turn = limits.time * 4 / 5 / ROUNDS / points.len().max(1) as u32;
+    let mut slowest = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        for (point, (bytes, time)) in points.iter().zip(&mut read) {
+            // What a point has under way must land, however slow the drive.
+            let landing = Duration::try_from_secs_f64(point.bytes_under_way() as f64 / slowest);
+            let left = limits.time.saturating_sub(started.elapsed());
+            if landing.is_ok_and(|landing| landing >= left) {
+                break;
+            }
+            let (turn_bytes, turn_time) = probe.turn(point, turn).await?;
+            *bytes += turn_bytes;
+            *time += turn_time;
+            slowest = slowest.min(turn_bytes as f64 / turn_time.as_secs_f64().max(1e-9));
+        }
+    }
+    for (point, (bytes, time)) in points.iter_mut().zip(&read) {
+        point.bytes_per_second = *bytes as f64 / time.as_secs_f64().max(1e-9);
+    }
+    points.retain(|point| point.bytes_per_second > 0.0);
+    Ok(Curve { points })
+}
+
+/// A reader and its buffers, cut anew for every size of reads.
+struct Probe<'a> {
+    reader: Box<dyn Reader>,
+    table: Arc<SlotTable>,
+    arena: Arc<Arena>,
+    files: &'a OpenFiles,
+    /// The next bytes to read: a file, and the offset in it.
+    place: (usize, u64),
+}
+
+impl<'a> Probe<'a> {
+    fn new(
+        files: &'a Arc<OpenFiles>,
+        backend: Backend,
+        points: &[Point],
+    ) -> Result<Self, ProbeError> {
+        let refused = |source| ProbeError::Refused { backend, source };
+        let bytes = files.iter().map(OpenFile::bytes).max().unwrap_or(0);
+        if bytes < FILE_BYTES_MIN {
+            return Err(ProbeError::TooSmall {
+                bytes,
+                wanted: FILE_BYTES_MIN,
+            });
+        }
+        let depth = points.iter().map(|point| point.depth).max().unwrap_or(1);
+        let arena_bytes = points.iter().map(Point::bytes_under_way).max();
+        let arena = Arena::new(arena_bytes.unwrap_or(0) as usize).map_err(refused)?;
+        // Touched now: a first write to a page is no part of a drive's speed.
+        arena
+            .buffer(0, arena.bytes(), None)
+            .as_mut_slice()
+            .chunks_mut(PAGE_BYTES)
+            .for_each(|page| page[0] = 1);
+        let reader = reader::open(backend, files, Vec::new(), depth, true).map_err(refused)?;
+        Ok(Self {
+            reader,
+            table: SlotTable::new(depth),
+            arena,
+            files,
+            place: (0, 0),
+        })
+    }
+
+    /// Keeps a point's reads under way for a while, and lets them land. Returns the
+    /// bytes read and the time it took.
+    async fn turn(&mut self, point: &Point, time: Duration) -> Result<(u64, Duration), ReadError> {
+        let started = Instant::now();
+        let mut extents = vec![None; point.depth];
+        let mut bytes = 0;
+        let mut outcome = Ok(());
+        loop {
+            let ends = started.elapsed() >= time || outcome.is_err();
+            let mut lands = false;
+            for (slot, place) in extents.iter_mut().enumerate() {
+                if let Some(extent) = place.take() {
+                    match self.taken(slot, &extent).await {
+                        Ok(()) => bytes += extent.bytes,
+                        Err(error) => outcome = Err(error),
+                    }
+                    lands = true;
+                }
+                if !ends {
+                    *place = Some(self.begin(slot, point.block_bytes));
+                }
+            }
+            if ends && !lands {
+                return outcome.map(|()| (bytes, started.elapsed()));
+            }
+        }
+    }
+
+    fn begin(&mut self, slot: usize, block_bytes: u64) -> Extent {
+        let extent = self.next_extent(block_bytes);
+        let bytes = block_bytes as usize;
+        let buffer = self.arena.buffer(slot * bytes, bytes, None);
+        self.reader.submit(ReadRequest {
+            extent,
+            buffer: self.reader.backend().needs_buffers().then_some(buffer),
+            completion: self.table.begin(slot),
+        });
+        extent
+    }
+
+    async fn taken(&self, slot: usize, extent: &Extent) -> Result<(), ReadError> {
+        let taken = poll_fn(|context| {
+            self.table.register(context.waker());
+            self.table.poll_take(slot)
+        });
+        taken.await?;
+        self.table.give_back(slot);
+        self.reader.release(extent);
+        Ok(())
+    }
+
+    /// The next whole block, from the first file to the last and again.
+    fn next_extent(&mut self, block_bytes: u64) -> Extent {
+        let (mut file, mut offset) = self.place;
+        offset -= offset % block_bytes;
+        loop {
+            let file_bytes = self.files.get(file).bytes();
+            if offset + block_bytes <= file_bytes {
+                self.place = (file, offset + block_bytes);
+                return Extent {
+                    file,
+                    offset,
+                    bytes: block_bytes,
+                };
+            }
+            file = (file + 1) % self.files.iter().count();
+            offset = 0;
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! io_uring through the io-uring crate, on a thread of its own.
+//!
+//! The thread submits and reaps, nothing else: all that is queued goes to the kernel in
+//! one call, which also waits for the next completion. Files and slots are registered,
+//! so that the kernel looks neither up for each read. An event descriptor, polled by the
+//! ring itself, tells the thread of new requests. Everything is made at the start; a
+//! read allocates nothing.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+use crossbeam::queue::ArrayQueue;
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::{Backend, Progress, ReadError, ReadRequest, Reader};
+use crate::arena::SlotBuffer;
+use crate::files::OpenFiles;
+
+/// What the kernel takes as one registered buffer, and what we ask for in one read;
+/// longer ones go on where it ended.
+const PART_BYTES_MAX: usize = 1 << 30;
+
+/// Marks the completion that says that there are requests.
+const BELL: u64 = u64::MAX;
+
+pub(super) struct RingReader {
+    queue: Arc<Queue>,
+    has_registered_buffers: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Requests on their way to the ring's thread.
+struct Queue {
+    requests: ArrayQueue<ReadRequest>,
+    // Set once no more requests are served.
+    is_closed: AtomicBool,
+    bell: EventFd,
+}
+
+impl Queue {
+    fn new(depth: usize) -> io::Result<Arc<Self>> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        Ok(Arc::new(Self {
+            requests: ArrayQueue::new(depth),
+            is_closed: AtomicBool::new(false),
+            bell: EventFd::from_flags(flags)?,
+        }))
+    }
+
+    fn ring_bell(&self) {
+        // It fails only where it has been rung 2^64 times unheard.
+        let _ = self.bell.write(1);
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.ring_bell();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Drops what is queued, which reports that the reader stopped. Whoever closes
+    /// clears after it, and whoever submits looks after it, so that no request stays.
+    fn clear(&self) {
+        while self.requests.pop().is_some() {}
+    }
+}
+
+/// Closes the queue when the ring's thread ends, even by a panic.
+struct End(Arc<Queue>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.0.close();
+        self.0.clear();
+    }
+}
+
+impl RingReader {
+    pub(super) fn start(
+        files: Arc<OpenFiles>,
+        ring_buffers: Vec<SlotBuffer>,
+        depth: usize,
+    ) -> io::Result<Self> {
+        let depth = depth.max(1);
+        let queue = Queue::new(depth)?;
+        let (started, start) = sync_channel(1);
+        let end = End(Arc::clone(&queue));
+        let thread = std::thread::Builder::new()
+            .name("emel-ring".to_owned())
+            .spawn(move || {
+                // The kernel wants a ring to be used by the thread that made it.
+                match Lane::open(files, Arc::clone(&end.0), ring_buffers, depth) {
+                    Ok(mut lane) => {
+                        let _ = started.send(Ok(lane.has_registered_buffers));
+                        lane.serve();
+                    }
+                    Err(error) => drop(started.send(Err(error))),
+                }
+            })?;
+        match start.recv() {
+            Ok(Ok(has_registered_buffers)) => Ok(Self {
+                queue,
+                has_registered_buffers,
+                thread: Some(thread),
+            }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::Error::other("the io_uring thread ended at its start")),
+        }
+    }
+}
+
+impl Reader for RingReader {
+    fn backend(&self) -> Backend {
+        Backend::Ring
+    }
+
+    fn submit(&self, request: ReadRequest) {
+        let refused = self.queue.requests.push(request).err();
+        assert!(
+            refused.is_none(),
+            "more reads under way than there are slots"
+        );
+        self.queue.ring_bell();
+        if self.queue.is_closed() {
+            self.queue.clear();
+        }
+    }
+
+    fn has_registered_buffers(&self) -> bool {
+        self.has_registered_buffers
+    }
+}
+
+impl Drop for RingReader {
+    fn drop(&mut self) {
+        self.queue.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A ring with the features that the kernel has. Completions are reaped when the thread
+/// enters the kernel anyway, so it need not be interrupted for them (Linux 5.19), and
+/// only one thread enters (6.0).
+fn build_ring(entries: u32) -> io::Result<IoUring> {
+    let refused = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
+    let ring = IoUring::builder()
+        .setup_coop_taskrun()
+        .setup_single_issuer()
+        .build(entries);
+    match ring {
+        Err(error) if refused(&error) => {}
+        ring => return ring,
+    }
+    match IoUring::builder().setup_coop_taskrun().build(entries) {
+        Err(error) if refused(&error) => IoUring::new(entries),
+        ring => ring,
+    }
+}
+
+/// Whether the kernel has the operations that reads are made of (Linux 5.6).
+fn check_operations(ring: &IoUring) -> io::Result<()> {
+    let mut probe = Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let codes = [
+        opcode::Read::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::PollAdd::CODE,
+    ];
+    if codes.iter().all(|&code| probe.is_supported(code)) {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this kernel's io_uring cannot read",
+    ))
+}
+
+/// Registers the files; without, the kernel looks them up for each read.
+fn register_files(ring: &IoUring, files: &OpenFiles) -> bool {
+    let descriptors: Vec<RawFd> = files.iter().map(|file| file.file().as_raw_fd()).collect();
+    !descriptors.is_empty() && ring.submitter().register_files(&descriptors).is_ok()
+}
+
+/// Registers the buffers, or does without where the limit on locked memory does not
+/// allow it.
+fn register_buffers(ring: &IoUring, buffers: &mut [SlotBuffer]) -> bool {
+    if buffers.is_empty() || buffers.iter().any(|it| it.bytes() > PART_BYTES_MAX) {
+        return false;
+    }
+    let vectors: Vec<libc::iovec> = buffers
+        .iter_mut()
+        .map(|buffer| libc::iovec {
+            iov_base: buffer.as_mut_slice().as_mut_ptr().cast(),
+            iov_len: buffer.bytes(),
+        })
+        .collect();
+    // SAFETY: the ranges are memory that the buffers keep mapped, and the lane keeps the
+    // buffers for longer than its ring. The kernel writes to them in reads only.
+    unsafe { ring.submitter().register_buffers(&vectors) }.is_ok()
+}
+
+/// A read that the kernel has been asked for.
+struct InFlight {
+    request: ReadRequest,
+    buffer: SlotBuffer,
+    progress: Progress,
+}
+
+/// What the ring's thread works with.
+struct Lane {
+    ring: IoUring,
+    in_flight: Box<[Option<InFlight>]>,
+    // Places in `in_flight` that are `None`.
+    free: Vec<usize>,
+    files: Arc<OpenFiles>,
+    has_registered_files: bool,
+    has_registered_buffers: bool,
+    queue: Arc<Queue>,
+    // Dropped after the ring that knows them.
+    _registered: Vec<SlotBuffer>,
+}
+
+impl Lane {
+    fn open(
+        files: Arc<OpenFiles>,
+        queue: Arc<Queue>,
+        mut ring_buffers: Vec<SlotBuffer>,
+        depth: usize,
+    ) -> io::Result<Self> {
+        // One for each read, and one for the bell.
+        let entries = (depth + 1).next_power_of_two();
+        let ring = build_ring(entries as u32)?;
+        check_operations(&ring)?;
+        Ok(Self {
+            has_registered_files: register_files(&ring, &files),
+            has_registered_buffers: register_buffers(&ring, &mut ring_buffers),
+            ring,
+            in_flight: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            files,
+            queue,
+            _registered: ring_buffers,
+        })
+    }
+
+    /// Serves requests until the queue is closed and every read has landed.
+    fn serve(&mut self) {
+        self.listen();
+        loop {
+            if self.queue.is_closed() {
+                self.queue.clear();
+                if self.is_idle() {
+                    return;
+                }
+            } else {
+                self.accept();
+            }
+            // What is in flight then is seen to when the lane is dropped.
+            if self.enter().is_err() {
+                return;
+            }
+            while let Some((place, result)) = self.completion() {
+                if place == BELL {
+                    // Before the queue is looked at: what comes later rings again.
+                    let _ = self.queue.bell.read();
+                    self.listen();
+                } else {
+                    self.land(place as usize, result);
+                }
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.free.len() == self.in_flight.len()
+    }
+
+    fn listen(&mut self) {
+        let bell = types::Fd(self.queue.bell.as_raw_fd());
+        let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
+        self.push(&entry.user_data(BELL));
+    }
+
+    /// Takes what is queued, as far as there is room.
+    fn accept(&mut self) {
+        while let Some(&place) = self.free.last() {
+            let Some(mut request) = self.queue.requests.pop() else {
+                return;
+            };
+            self.free.pop();
+            let buffer = request
+                .buffer
+                .take()
+                .expect("io_uring is given a buffer with every request");
+            let file = self.files.get(request.extent.file);
+            self.in_flight[place] = Some(InFlight {
+                progress: Progress::new(file, &request.extent),
+                request,
+                buffer,
+            });
+            self.read(place);
+        }
+    }
+
+    /// Asks for what is missing of the read at `place`.
+    fn read(&mut self, place: usize) {
+        let Some(read) = &mut self.in_flight[place] else {
+            return;
+        };
+        let file = read.request.extent.file;
+        let (range, offset) = read.progress.remaining();
+        let bytes = range.len().min(PART_BYTES_MAX) as u32;
+        let start = read.buffer.as_mut_slice()[range].as_mut_ptr();
+        let registered = read.buffer.registered();
+        let registered = registered.filter(|_| self.has_registered_buffers);
+        macro_rules! entry {
+            ($descriptor:expr) => {
+                match registered {
+                    Some(index) => opcode::ReadFixed::new($descriptor, start, bytes, index)
+                        .offset(offset)
+                        .build(),
+                    None => opcode::Read::new($descriptor, start, bytes)
+                        .offset(offset)
+                        .build(),
+                }
+            };
+        }
+        let entry = if self.has_registered_files {
+            entry!(types::Fixed(file as u32))
+        } else {
+            entry!(types::Fd(self.files.get(file).file().as_raw_fd()))
+        };
+        self.push(&entry.user_data(place as u64));
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: a read's buffer stays in `in_flight`, untouched, until its completion
+        // has been reaped, and keeps its memory mapped; descriptors are of `files` and
+        // `queue`, which outlive the ring's last operation (see `drop`).
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        pushed.expect("as many entries as reads, and one for the bell");
+    }
+
+    /// Hands everything to the kernel and waits for a completion.
+    fn enter(&self) -> io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => Ok(()),
+                // The kernel is short of memory: what has been read makes room.
+                Some(libc::EAGAIN | libc::EBUSY) => {
+                    std::thread::yield_now();
+                    Ok(())
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// The next completion that is there: whose, and its result.
+    fn completion(&mut self) -> Option<(u64, i32)> {
+        let entry = self.ring.completion().next()?;
+        Some((entry.user_data(), entry.result()))
+    }
+
+    /// Takes the outcome of the read at `place`, and goes on with it or reports it.
+    fn land(&mut self, place: usize, result: i32) {
+        let Some(mut read) = self.in_flight.get_mut(place).and_then(Option::take) else {
+            return;
+        };
+        let file = self.files.get(read.request.extent.file);
+        let outcome = match usize::try_from(result) {
+            Ok(count) => Ok(count),
+            Err(_) => Err(io::Error::from_raw_os_error(-result)),
+        };
+        match read.progress.record(file, outcome) {
+            Ok(false) => {
+                self.in_flight[place] = Some(read);
+                self.read(place);
+            }
+            Ok(true) => {
+                self.free.push(place);
+                read.request.succeed(file, read.buffer, &read.progress);
+            }
+            Err(error) => {
+                self.free.push(place);
+                read.request.completion.fail(error);
+            }
+        }
+    }
+}
+
+impl Drop for Lane {
+    /// Waits until the kernel writes to no buffer any more.
+    fn drop(&mut self) {
+        while !self.is_idle() {
+            if self.enter().is_err() {
+                // Nobody can tell when the kernel is done: the memory is kept for ever.
+                for read in self.in_flight.iter_mut().filter_map(Option::take) {
+                    read.request.completion.fail(ReadError::Stopped);
+                    std::mem::forget(read.buffer);
+                }
+                return;
+            }
+            while let Some((place, _)) = self.completion() {
+                let landed = self.in_flight.get_mut(place as usize);
+                if landed.is_some_and(|read| read.take().is_some()) {
+                    self.free.push(place as usize);
+                }
+            }
+        }
+    }
+}

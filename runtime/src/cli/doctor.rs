@@ -1,0 +1,496 @@
+//! `emel doctor`: what this machine allows, what its drive gives, and what runs make of it.
+//!
+//! Nothing here is fatal: what a machine lacks or does not tell is said in its line.
+
+mod machine;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use emel_kernels::{Format, Kernels};
+use emel_loader::files::OpenFiles;
+use emel_loader::gguf::Catalog;
+use emel_loader::probe::{self, Curve, Limits, Point};
+use emel_loader::reader::{Backend, registers_buffers};
+use serde::Serialize;
+
+use self::machine::{Machine, filesystem_type};
+use super::drive::streaming_reader;
+use super::{IoName, one_line, print, spinner};
+use crate::budget::{available_bytes, in_binary_units};
+use crate::compute_probe;
+use crate::measurements::{ComputeRates, Measurements};
+
+/// What measuring may take of the memory that is there, as a divisor.
+const MEMORY_SHARE: u64 = 4;
+
+/// Options of `emel doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorOptions {
+    /// A model, or a folder that has one: its drive is measured
+    #[arg(default_value = ".")]
+    path: PathBuf,
+
+    /// Threads that compute [default: one for each processor]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+
+    /// How the drive is read
+    #[arg(long, value_enum, default_value_t = IoName::Auto)]
+    io: IoName,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    machine: Machine,
+    compute: Option<Compute>,
+    drive: Drive,
+    /// The reader that streams, and why.
+    reader: &'static str,
+    reader_reason: String,
+    /// Files that later runs and `emel plan` go by.
+    kept_in: Vec<PathBuf>,
+    keep_problem: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Compute {
+    threads: usize,
+    rates: Vec<FormatRate>,
+}
+
+#[derive(Serialize)]
+struct FormatRate {
+    format: String,
+    bytes_per_second: f64,
+}
+
+#[derive(Serialize, Default)]
+struct Drive {
+    file: Option<PathBuf>,
+    filesystem: Option<String>,
+    /// Whether reads bypass the page cache, and the alignment that they need.
+    direct: Option<bool>,
+    alignment_bytes: Option<usize>,
+    points: Vec<CurvePoint>,
+    chosen: Option<CurvePoint>,
+    /// Whether the kernel takes the chosen ring's buffers beforehand.
+    buffers_register: Option<bool>,
+    problem: Option<String>,
+}
+
+#[derive(Serialize, Clone, Copy)]
+struct CurvePoint {
+    block_bytes: u64,
+    depth: usize,
+    bytes_per_second: f64,
+}
+
+/// Looks at the machine, measures the drive and the kernels, keeps what it finds for
+/// later runs, and prints it.
+///
+/// # Errors
+/// When standard output does not take it.
+pub async fn run(options: &DoctorOptions) -> anyhow::Result<()> {
+    let spinner = spinner("measuring");
+    let report = Report::make(options).await;
+    spinner.finish_and_clear();
+    if options.json {
+        print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
+    } else {
+        print(&report.text()?)?;
+    }
+    Ok(())
+}
+
+impl Report {
+    async fn make(options: &DoctorOptions) -> Self {
+        let io = options.io.into();
+        let backend = streaming_reader(io);
+        let memory_bytes = available_bytes().unwrap_or(u64::MAX) / MEMORY_SHARE;
+        let machine = Machine::look();
+        let subject = Subject::find(&options.path);
+        let (drive, curve) = Drive::measure(&subject, backend, memory_bytes).await;
+        let default = crate::Settings::default().threads;
+        let threads = options.threads.map_or(default, usize::from);
+        let rates = measure_rates(&subject, threads, memory_bytes);
+        let mut report = Self {
+            reader: backend.name(),
+            reader_reason: reader_reason(options.io, backend, &machine),
+            compute: rates.as_ref().map(|rates| Compute::of(threads, rates)),
+            machine,
+            drive,
+            kept_in: Vec::new(),
+            keep_problem: None,
+        };
+        report.keep(&subject, backend, curve.as_ref(), threads, rates.as_ref());
+        report
+    }
+
+    fn keep(
+        &mut self,
+        subject: &Subject,
+        backend: Backend,
+        curve: Option<&Curve>,
+        threads: usize,
+        rates: Option<&ComputeRates>,
+    ) {
+        let Some(kept) = Measurements::of_user() else {
+            self.keep_problem = Some("neither XDG_CACHE_HOME nor HOME is set".to_owned());
+            return;
+        };
+        let model = subject.files.first();
+        let drive = model.zip(curve).filter(|_| backend.needs_buffers());
+        let drive = drive.map(|(model, curve)| kept.keep_drive(model, backend, curve));
+        let kernels = self.machine.kernels.name;
+        let compute = rates.map(|rates| kept.keep_compute(kernels, threads, rates));
+        for written in [drive, compute].into_iter().flatten() {
+            match written {
+                Ok(path) => self.kept_in.push(path),
+                Err(error) => self.keep_problem = Some(error.to_string()),
+            }
+        }
+    }
+}
+
+/// What is measured with: a model's files, and the formats of its weights.
+#[derive(Default)]
+struct Subject {
+    files: Vec<PathBuf>,
+    formats: Vec<Format>,
+    problem: Option<String>,
+}
+
+impl Subject {
+    /// The model at `path`, or the largest in the folder.
+    fn find(path: &Path) -> Self {
+        let problem = |text: String| Self {
+            problem: Some(text),
+            ..Self::default()
+        };
+        let model = if path.is_dir() {
+            match largest_model(path) {
+                Some(model) => model,
+                None => {
+                    let folder = path.display();
+                    return problem(format!(
+                        "{folder}: no model here; name one to measure its drive"
+                    ));
+                }
+            }
+        } else {
+            path.to_owned()
+        };
+        match Catalog::open(&model) {
+            Ok(catalog) => {
+                let ids = catalog.tensors().iter().filter(|it| it.dims.len() > 1);
+                let mut formats: Vec<Format> = ids
+                    .filter_map(|it| Format::from_ggml_type(it.tensor_type.id()))
+                    .collect();
+                formats.sort_by_key(|format| format.ggml_type());
+                formats.dedup();
+                Self {
+                    files: catalog.files().iter().map(|it| it.path.clone()).collect(),
+                    formats,
+                    problem: None,
+                }
+            }
+            Err(error) => problem(error.to_string()),
+        }
+    }
+}
+
+fn largest_model(folder: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    let models = entries.filter_map(|entry| {
+        let path = entry.ok()?.path();
+        let is_model = path.extension().is_some_and(|it| it == "gguf");
+        let found = std::fs::metadata(&path).ok().filter(|_| is_model)?;
+        Some((found.len(), path))
+    });
+    models.max().map(|(_, path)| path)
+}
+
+fn measure_rates(subject: &Subject, threads: usize, memory_bytes: u64) -> Option<ComputeRates> {
+    let kernels = Kernels::from_environment().ok()?;
+    let memory_bytes = usize::try_from(memory_bytes).unwrap_or(usize::MAX);
+    let rates = compute_probe::measure(kernels, threads, &subject.formats, memory_bytes).ok()?;
+    (!rates.bytes_per_second.is_empty()).then_some(rates)
+}
+
+impl Compute {
+    fn of(threads: usize, rates: &ComputeRates) -> Self {
+        let rates = rates
+            .bytes_per_second
+            .iter()
+            .map(|(format, rate)| FormatRate {
+                format: format.clone(),
+                bytes_per_second: *rate,
+            });
+        Self {
+            threads,
+            rates: rates.collect(),
+        }
+    }
+}
+
+impl Drive {
+    async fn measure(
+        subject: &Subject,
+        backend: Backend,
+        memory_bytes: u64,
+    ) -> (Self, Option<Curve>) {
+        let mut drive = Self {
+            problem: subject.problem.clone(),
+            ..Self::default()
+        };
+        let Some(file) = subject.files.first() else {
+            return (drive, None);
+        };
+        drive.file = Some(file.clone());
+        drive.filesystem = filesystem_type(file);
+        let paths = subject.files.iter().map(PathBuf::as_path);
+        let files = match OpenFiles::open(paths, backend.needs_buffers()) {
+            Ok(files) => Arc::new(files),
+            Err(error) => {
+                drive.problem = Some(error.to_string());
+                return (drive, None);
+            }
+        };
+        if backend.needs_buffers() {
+            drive.direct = Some(files.all_direct());
+            drive.alignment_bytes = files.iter().map(|it| it.alignment()).max();
+        }
+        let limits = Limits {
+            memory_bytes: Limits::THOROUGH.memory_bytes.min(memory_bytes),
+            ..Limits::THOROUGH
+        };
+        match probe::measure(&files, backend, limits).await {
+            Ok(curve) => {
+                drive.take(&curve, backend);
+                (drive, Some(curve))
+            }
+            Err(error) => {
+                drive.problem = Some(error.to_string());
+                (drive, None)
+            }
+        }
+    }
+
+    fn take(&mut self, curve: &Curve, backend: Backend) {
+        let of = |point: Point| CurvePoint {
+            block_bytes: point.block_bytes,
+            depth: point.depth,
+            bytes_per_second: point.bytes_per_second,
+        };
+        self.points = curve.points.iter().copied().map(of).collect();
+        let knee = curve.knee();
+        self.chosen = knee.map(of);
+        self.buffers_register = knee.and_then(|point| {
+            registers_buffers(backend, point.slots(), point.block_bytes as usize).ok()
+        });
+    }
+}
+
+fn reader_reason(asked: IoName, backend: Backend, machine: &Machine) -> String {
+    match (&machine.io_uring.problem, backend) {
+        _ if asked != IoName::Auto => "as asked".to_owned(),
+        (Some(problem), Backend::Pread) => format!("io_uring is refused ({problem})"),
+        (Some(problem), _) => format!("the faster ring is refused ({problem})"),
+        (None, _) => "the fastest that works, where the model does not fit".to_owned(),
+    }
+}
+
+impl Report {
+    fn text(&self) -> Result<String, std::fmt::Error> {
+        let mut out = String::new();
+        for (name, value) in self.machine.lines().into_iter().chain(self.lines()) {
+            writeln!(out, "{name:<14}{}", one_line(&value))?;
+        }
+        Ok(out)
+    }
+
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        if let Some(compute) = &self.compute {
+            let rates = compute.rates.iter().map(|rate| {
+                let gibibytes = in_gibibytes(rate.bytes_per_second);
+                format!("{} {gibibytes:.1}", rate.format)
+            });
+            let rates: Vec<String> = rates.collect();
+            let threads = compute.threads;
+            lines.push((
+                "compute",
+                format!("{} GiB/s of weights, {threads} threads", rates.join(", ")),
+            ));
+        }
+        lines.extend(self.drive.lines());
+        lines.push(("reader", format!("{}: {}", self.reader, self.reader_reason)));
+        let kept = self.kept_in.iter().map(|path| path.display().to_string());
+        let kept: Vec<String> = kept.collect();
+        if !kept.is_empty() {
+            lines.push(("kept in", kept.join(", ")));
+        }
+        if let Some(problem) = &self.keep_problem {
+            lines.push(("not kept", problem.clone()));
+        }
+        lines
+    }
+}
+
+impl Machine {
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let size = in_binary_units;
+        let unknown = || "the kernel does not say".to_owned();
+        let kernels = &self.kernels;
+        let asked = kernels.asked.as_ref();
+        let path = kernels.problem.clone().unwrap_or_else(|| {
+            let why = asked.map_or("the fastest", |_| "as EMEL_KERNELS asks");
+            let available = kernels.available.join(", ");
+            format!("{}, {why} of {available}", kernels.name)
+        });
+        let io_uring = match (&self.io_uring.problem, &self.io_uring.remedy) {
+            (Some(problem), Some(remedy)) => format!("refused: {problem}; {remedy}"),
+            _ => "available".to_owned(),
+        };
+        vec![
+            (
+                "system",
+                format!("Linux {}, {}", self.kernel, self.architecture),
+            ),
+            (
+                "processor",
+                format!(
+                    "{} of {}: {}",
+                    self.processors,
+                    self.processor.as_deref().unwrap_or("an unknown kind"),
+                    self.features.join(" ")
+                ),
+            ),
+            ("kernels", path),
+            ("io_uring", io_uring),
+            ("cgroup", self.cgroup.line()),
+            (
+                "memory",
+                self.available_bytes
+                    .map_or_else(unknown, |bytes| format!("{} available", size(bytes))),
+            ),
+            (
+                "huge pages",
+                self.huge_pages.clone().unwrap_or_else(unknown),
+            ),
+            (
+                "locked memory",
+                self.locked_memory_limit_bytes.map_or_else(
+                    || "no limit".to_owned(),
+                    |bytes| format!("limited to {} (ulimit -l)", size(bytes)),
+                ),
+            ),
+        ]
+    }
+}
+
+impl machine::CgroupState {
+    fn line(&self) -> String {
+        let Some(version) = self.version else {
+            return self.problem.clone().unwrap_or_default();
+        };
+        let limit = match (self.limit_bytes, &self.problem) {
+            (_, Some(problem)) => problem.clone(),
+            (Some(bytes), _) => format!("limit {}", in_binary_units(bytes)),
+            (None, _) => "no limit".to_owned(),
+        };
+        let usage = self.usage_bytes.map_or_else(
+            || "use is not told".to_owned(),
+            |bytes| format!("{} in use", in_binary_units(bytes)),
+        );
+        format!("version {version}, {limit}, {usage}")
+    }
+}
+
+impl Drive {
+    fn lines(&self) -> Vec<(&'static str, String)> {
+        let mut lines = Vec::new();
+        if let Some(file) = &self.file {
+            let filesystem = self.filesystem.as_deref().unwrap_or("unknown filesystem");
+            let direct = match (self.direct, self.alignment_bytes) {
+                (Some(true), Some(bytes)) => format!("O_DIRECT aligned to {bytes} bytes"),
+                (Some(_), _) => {
+                    "O_DIRECT refused: reads go through the page cache and are dropped from it"
+                        .to_owned()
+                }
+                (None, _) => "read through the mapping".to_owned(),
+            };
+            lines.push((
+                "drive",
+                format!("{} on {filesystem}, {direct}", file.display()),
+            ));
+        }
+        if let Some(problem) = &self.problem {
+            lines.push(("not measured", problem.clone()));
+        }
+        lines.extend(self.table());
+        if let Some(point) = self.chosen {
+            lines.push(("chosen", chosen(point)));
+        }
+        match self.buffers_register {
+            Some(true) => lines.push(("buffers", "registered with the kernel".to_owned())),
+            Some(false) => lines.push((
+                "buffers",
+                "not registered, which takes a little more processor time; raise ulimit -l"
+                    .to_owned(),
+            )),
+            None => {}
+        }
+        lines
+    }
+
+    /// Sizes down, reads under way across.
+    fn table(&self) -> Vec<(&'static str, String)> {
+        let mut sizes: Vec<u64> = self.points.iter().map(|it| it.block_bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let mut depths: Vec<usize> = self.points.iter().map(|it| it.depth).collect();
+        depths.sort_unstable();
+        depths.dedup();
+        if sizes.is_empty() {
+            return Vec::new();
+        }
+        let head = depths.iter().map(|depth| format!("{depth:>6}"));
+        let mut lines = vec![(
+            "GiB/s",
+            format!("{:>9}{}", "reads", head.collect::<String>()),
+        )];
+        for size in sizes {
+            let cells = depths.iter().map(|&depth| {
+                let mut points = self.points.iter();
+                let found = points.find(|it| (it.block_bytes, it.depth) == (size, depth));
+                found.map_or("     -".to_owned(), |point| {
+                    format!("{:>6.2}", in_gibibytes(point.bytes_per_second))
+                })
+            });
+            let cells: String = cells.collect();
+            lines.push(("", format!("{:>9}{cells}", in_binary_units(size))));
+        }
+        lines
+    }
+}
+
+fn chosen(point: CurvePoint) -> String {
+    format!(
+        "{} reads of {}: {:.2} GiB/s; a plan takes what suits its budget",
+        point.depth,
+        in_binary_units(point.block_bytes),
+        in_gibibytes(point.bytes_per_second)
+    )
+}
+
+fn in_gibibytes(bytes: f64) -> f64 {
+    bytes / f64::from(1 << 30)
+}
