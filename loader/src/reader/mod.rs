@@ -5,19 +5,24 @@
 //! reads, and never reports fewer bytes than were asked for. To add a backend, add a
 //! file here, a variant to [`Backend`] and an arm to [`open`].
 
+mod faults;
 mod mmap;
 mod pread;
+mod progress;
 mod uring;
 
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::arena::SlotBuffer;
-use crate::files::{FileChanged, OpenFile, OpenFiles, Window};
+use crate::files::{FileChanged, OpenFiles};
 use crate::gguf::Extent;
 use crate::slots::Completion;
+
+pub use faults::Faults;
+use faults::FaultyReader;
+pub(crate) use progress::Progress;
 
 /// Why a read failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +45,7 @@ pub enum ReadError {
     },
     /// The kernel reported an error.
     #[error(
-        "{}: reading {wanted} bytes at offset {offset}: {message}; check the drive and the file",
+        "{}: read {got} of {wanted} bytes at offset {offset}: {message}; check the drive and the file",
         path.display()
     )]
     Failed {
@@ -50,6 +55,8 @@ pub enum ReadError {
         offset: u64,
         /// Bytes wanted.
         wanted: usize,
+        /// Bytes of them that were read before.
+        got: usize,
         /// What the kernel said.
         message: String,
     },
@@ -142,84 +149,15 @@ pub fn open(
     depth: usize,
     streams: bool,
 ) -> io::Result<Box<dyn Reader>> {
+    let faults = files.faults().cloned();
     let files = Arc::clone(files);
-    Ok(match backend {
+    let reader: Box<dyn Reader> = match backend {
         Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
         Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
         Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, streams)?),
+    };
+    Ok(match faults {
+        Some(faults) => Box::new(FaultyReader::start(reader, faults)?),
+        None => reader,
     })
-}
-
-/// How far a read into a buffer has come.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    window: Window,
-    alignment: usize,
-    wanted: usize,
-    filled: usize,
-    retries: u32,
-}
-
-/// Attempts allowed after EAGAIN before it counts as an error.
-const RETRIES_MAX: u32 = 100;
-
-impl Progress {
-    pub(crate) fn new(file: &OpenFile, extent: &Extent) -> Self {
-        Self {
-            window: file.window(extent.offset, extent.bytes as usize),
-            alignment: file.alignment(),
-            wanted: extent.bytes as usize,
-            filled: 0,
-            retries: 0,
-        }
-    }
-
-    /// The part of the buffer still to be read into, and its place in the file.
-    pub(crate) fn remaining(&self) -> (Range<usize>, u64) {
-        // A direct read must go on from an aligned place; the bytes after it come again.
-        let start = self.filled - self.filled % self.alignment;
-        (start..self.window.bytes, self.window.offset + start as u64)
-    }
-
-    /// Takes the outcome of reading [`Progress::remaining`]; `true` when the wanted
-    /// bytes are there.
-    pub(crate) fn record(
-        &mut self,
-        file: &OpenFile,
-        outcome: io::Result<usize>,
-    ) -> Result<bool, ReadError> {
-        let offset = self.window.offset + self.window.skip as u64;
-        match outcome {
-            Ok(count) => {
-                let before = self.filled;
-                self.filled = self.remaining().0.start + count;
-                let needed = self.window.skip + self.wanted;
-                if self.filled >= needed {
-                    Ok(true)
-                } else if self.filled <= before {
-                    Err(ReadError::Short {
-                        path: file.path().to_owned(),
-                        offset,
-                        wanted: self.wanted,
-                        got: before.saturating_sub(self.window.skip),
-                    })
-                } else {
-                    Ok(false)
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-            Err(error)
-                if error.kind() == io::ErrorKind::WouldBlock && self.retries < RETRIES_MAX =>
-            {
-                self.retries += 1;
-                Ok(false)
-            }
-            Err(error) => Err(ReadError::Failed {
-                path: file.path().to_owned(),
-                offset,
-                wanted: self.wanted,
-                message: error.to_string(),
-            }),
-        }
-    }
 }

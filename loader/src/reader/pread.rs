@@ -83,7 +83,7 @@ fn read(files: &OpenFiles, mut request: ReadRequest) {
             Ok(true) => {
                 file.drop_cached(progress.window);
                 let view = buffer.into_view(progress.window.skip, request.extent.bytes as usize);
-                request.completion.succeed(view, progress.filled);
+                request.completion.succeed(view, progress.filled());
                 return;
             }
             Err(error) => return request.completion.fail(error),

@@ -210,7 +210,7 @@ impl Lane {
                     .get(request.extent.file)
                     .drop_cached(progress.window);
                 let view = buffer.into_view(progress.window.skip, request.extent.bytes as usize);
-                request.completion.succeed(view, progress.filled);
+                request.completion.succeed(view, progress.filled());
             }
             Err(error) => request.completion.fail(error),
         }
