@@ -10,7 +10,7 @@ use emel_kernels::Kernels;
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
-use emel_loader::reader::Backend;
+use emel_loader::reader::{Backend, Faults};
 use emel_model::arch;
 #[cfg(feature = "chat")]
 use emel_model::chat::{ChatTemplates, SpecialTexts};
@@ -114,6 +114,8 @@ pub struct Blueprint {
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
     pub notices: Vec<String>,
+    /// What is to go wrong when the engine reads, for tests.
+    pub faults: Option<Arc<dyn Faults>>,
 }
 
 impl Blueprint {
@@ -213,6 +215,7 @@ impl Blueprint {
             sampler_bytes,
             settings,
             notices,
+            faults: None,
             catalog,
             program,
             #[cfg(feature = "chat")]

@@ -113,7 +113,10 @@ async fn build(
         Io::Auto => Backend::Uring,
     };
     blueprint.check_memory()?;
-    let files = OpenFiles::open_model(blueprint.catalog.files(), backend.needs_buffers())?;
+    let mut files = OpenFiles::open_model(blueprint.catalog.files(), backend.needs_buffers())?;
+    if let Some(faults) = blueprint.faults.take() {
+        files = files.with_faults(faults);
+    }
     let files = Arc::new(files);
     let mut built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
     if let (Err(Error::Weights { source, .. }), Io::Auto) = (&built, blueprint.settings.io)
@@ -431,6 +434,7 @@ impl Scheduler {
             decode_tokens_per_second: rate(counts.passes, after_first.time),
             first_token_ms: milliseconds(first_token),
             bytes_read: total.bytes_read,
+            retries: total.retries,
             streamed_bytes_per_token: after_first
                 .bytes_read
                 .checked_div(counts.passes as u64)
@@ -475,6 +479,7 @@ async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interrup
 struct Meter {
     started: Instant,
     bytes_read: u64,
+    retries: u64,
     wait: Duration,
     compute: Duration,
 }
@@ -482,6 +487,7 @@ struct Meter {
 struct Reading {
     time: Duration,
     bytes_read: u64,
+    retries: u64,
     wait: Duration,
     compute: Duration,
 }
@@ -492,6 +498,7 @@ impl Meter {
         Self {
             started: Instant::now(),
             bytes_read: reading.bytes_read,
+            retries: reading.retries,
             wait: reading.wait,
             compute: generator.compute(),
         }
@@ -502,6 +509,7 @@ impl Meter {
         Reading {
             time: self.started.elapsed(),
             bytes_read: now.bytes_read - self.bytes_read,
+            retries: now.retries - self.retries,
             wait: now.wait - self.wait,
             compute: generator.compute() - self.compute,
         }

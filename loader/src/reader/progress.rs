@@ -26,6 +26,7 @@ pub(crate) struct Progress {
     filled: usize,
     /// Calls since the last one that brought bytes.
     fruitless_calls: u32,
+    /// Those of them that ended with EIO.
     device_errors: u32,
 }
 
@@ -69,7 +70,7 @@ impl Progress {
                     return Ok(true);
                 }
                 if self.filled > before {
-                    self.fruitless_calls = 0;
+                    (self.fruitless_calls, self.device_errors) = (0, 0);
                     file.count_retry();
                     return Ok(false);
                 }
@@ -228,7 +229,10 @@ mod tests {
             };
             assert_eq!(asked, calls);
             let message = failure.to_string();
-            for part in ["model.gguf: read 700 of 5000 bytes at offset 1000", "os error"] {
+            for part in [
+                "model.gguf: read 700 of 5000 bytes at offset 1000",
+                "os error",
+            ] {
                 assert!(message.contains(part), "no `{part}` in: {message}");
             }
             assert_eq!(message.contains("times"), calls > 1, "{message}");
