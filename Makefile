@@ -5,7 +5,7 @@ PYTHON ?= python3
 CARGO ?= cargo
 BINARIES := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help demo models models-for-tests build test check fmt fmt-check clippy docs shellcheck clean
+.PHONY: help demo models models-for-tests build test loom check fmt fmt-check clippy docs shellcheck clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,12 @@ build: ## release binaries
 
 test: models-for-tests ## all tests
 	$(CARGO) test --workspace
+
+# Without debug information, which would be most of what is built.
+loom: ## slots and pool in every order of their threads' steps
+	RUSTFLAGS="--cfg emel_loom" CARGO_PROFILE_DEV_DEBUG=0 \
+	CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/loom \
+	$(CARGO) test -p emel-kernels -p emel-loader --lib interleavings
 
 check: fmt-check clippy docs test ## format, lints, docs and tests
 

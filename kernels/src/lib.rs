@@ -42,6 +42,7 @@ mod path;
 mod pool;
 mod rope;
 mod shared;
+mod sync;
 
 pub use activations::{Activations, Q8Activations, Q8View};
 pub use attention::{AttentionInput, AttentionScratch, AttentionShape};

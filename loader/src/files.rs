@@ -9,13 +9,15 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::statvfs::statvfs;
 
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::gguf::{Extent, FileIdentity, ModelFile};
-use crate::reader::{Progress, ReadError};
+use crate::reader::{Faults, Progress, ReadError};
 
 /// Why the model's files cannot be opened for streaming.
 #[derive(Debug, thiserror::Error)]
@@ -52,12 +54,16 @@ pub struct OpenFile {
     bytes: u64,
     identity: FileIdentity,
     alignment: Option<usize>,
+    // Calls for its bytes that were not the first for a read.
+    retries: AtomicU64,
+    faults: Option<Arc<dyn Faults>>,
 }
 
 /// All open files of the model, indexed as [`crate::gguf::Extent::file`] says.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct OpenFiles {
     files: Vec<OpenFile>,
+    faults: Option<Arc<dyn Faults>>,
 }
 
 /// A read widened to the alignment that O_DIRECT asks for.
@@ -107,6 +113,8 @@ impl OpenFile {
             bytes: found.len(),
             identity: FileIdentity::of(&found),
             alignment,
+            retries: AtomicU64::new(0),
+            faults: None,
         })
     }
 
@@ -154,6 +162,24 @@ impl OpenFile {
         self.alignment.unwrap_or(1)
     }
 
+    /// Calls for its bytes beyond the first of each read: after short reads, and after
+    /// errors that may pass.
+    pub fn retries(&self) -> u64 {
+        self.retries.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_retry(&self) {
+        self.retries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What a reader hears of the system's answer to a read at `offset`.
+    pub(crate) fn heard(&self, offset: u64, answer: io::Result<usize>) -> io::Result<usize> {
+        match &self.faults {
+            Some(faults) => faults.answer(&self.path, offset, answer),
+            None => answer,
+        }
+    }
+
     /// The window to read for `bytes` at `offset`.
     pub fn window(&self, offset: u64, bytes: usize) -> Window {
         Window::around(offset, bytes, self.alignment())
@@ -177,11 +203,6 @@ impl OpenFile {
 }
 
 impl OpenFiles {
-    /// No files at all, for a reader that is only tried.
-    pub(crate) fn none() -> Self {
-        Self { files: Vec::new() }
-    }
-
     /// Opens every file of a model.
     ///
     /// # Errors
@@ -194,7 +215,29 @@ impl OpenFiles {
             .into_iter()
             .map(|path| OpenFile::open(path, direct))
             .collect::<Result<_, _>>()?;
-        Ok(Self { files })
+        Ok(Self {
+            files,
+            faults: None,
+        })
+    }
+
+    /// Has reads of all the files go wrong as `faults` say, for tests.
+    #[must_use]
+    pub fn with_faults(mut self, faults: Arc<dyn Faults>) -> Self {
+        for file in &mut self.files {
+            file.faults = Some(Arc::clone(&faults));
+        }
+        self.faults = Some(faults);
+        self
+    }
+
+    pub(crate) fn faults(&self) -> Option<&Arc<dyn Faults>> {
+        self.faults.as_ref()
+    }
+
+    /// Calls for bytes of the files that were not the first for their read.
+    pub fn retries(&self) -> u64 {
+        self.files.iter().map(OpenFile::retries).sum()
     }
 
     /// Opens the files of a catalog, which must be those whose headers were read.
@@ -243,6 +286,7 @@ impl OpenFiles {
             path: file.path.clone(),
             offset: extent.offset,
             wanted: extent.bytes as usize,
+            got: 0,
             message,
         };
         let arena = Arena::new(window.bytes).map_err(|error| failed(error.to_string()))?;

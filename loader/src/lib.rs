@@ -14,5 +14,6 @@ pub mod plan;
 pub mod probe;
 pub mod reader;
 pub mod slots;
+mod sync;
 pub mod unit;
 pub mod weights;

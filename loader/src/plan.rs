@@ -386,7 +386,7 @@ mod tests {
                 point(4 << 20, 15, 2.1e9),
             ],
         };
-        let shape = |for_weights: u64, weight_bytes| {
+        let shape = |for_weights: u64, weight_bytes: u64| {
             measured_shape(&curve, for_weights << 20, weight_bytes << 20, 1 << 18)
         };
         // 1000 MiB to be read are worth 56 MiB more; 100 MiB are not.

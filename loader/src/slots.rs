@@ -5,12 +5,13 @@
 //! whose reader no longer matters is `Abandoned` until its read has landed, so that
 //! nothing else is given a buffer that the kernel may still write to.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
 
 use crate::arena::View;
 use crate::reader::ReadError;
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 #[derive(Debug)]
 enum SlotState {
@@ -201,7 +202,10 @@ impl Drop for Completion {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(emel_loom, test))]
+mod interleavings;
+
+#[cfg(all(test, not(emel_loom)))]
 mod tests {
     use super::*;
 

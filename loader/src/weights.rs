@@ -36,7 +36,7 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// The reader cannot be started.
-    #[error("cannot start the {} reader: {source}; {}", backend.name(), backend.remedy())]
+    #[error("cannot start the {} reader: {source}; {}, or use another --io", backend.name(), backend.remedy(source))]
     Reader {
         /// The reader.
         backend: Backend,
@@ -64,6 +64,8 @@ pub struct ReadStatistics {
     pub bytes_read: u64,
     /// Finished reads.
     pub reads: u64,
+    /// Calls for bytes that had to follow a short read or an error that passed.
+    pub retries: u64,
     /// Time that steps have waited for slots.
     pub wait: Duration,
 }
@@ -72,6 +74,7 @@ pub struct ReadStatistics {
 pub struct Weights {
     // Dropped first: the reader's thread ends, and with it every access to the arenas.
     reader: Box<dyn Reader>,
+    files: Arc<OpenFiles>,
     table: Arc<SlotTable>,
     units: Vec<Unit>,
     // `None` for a streamed unit.
@@ -118,6 +121,7 @@ impl Weights {
             .map_err(|source| WeightsError::Reader { backend, source })?;
         let mut weights = Self {
             reader,
+            files: Arc::clone(files),
             table,
             units: plan.units.clone(),
             pinned: vec![None; plan.units.len()],
@@ -240,6 +244,7 @@ impl Weights {
         ReadStatistics {
             bytes_read: self.table.bytes_read(),
             reads: self.table.reads(),
+            retries: self.files.retries(),
             wait: self.wait,
         }
     }
@@ -662,6 +667,7 @@ mod tests {
             path: PathBuf::from("model.gguf"),
             offset: 0,
             wanted: 1,
+            got: 0,
             message: "as the test wants".to_owned(),
         }
     }
@@ -684,6 +690,7 @@ mod tests {
         let in_use = Arc::new(AtomicUsize::new(0));
         let weights = Weights {
             reader: Box::new(Scripted(Arc::clone(&requests), Arc::clone(&in_use))),
+            files: Arc::new(OpenFiles::default()),
             table: SlotTable::new(SLOTS + ROW_SLOTS),
             units: plan.units.clone(),
             pinned: vec![None; UNITS],

@@ -11,7 +11,7 @@ use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
 use emel_loader::probe::Curve;
-use emel_loader::reader::Backend;
+use emel_loader::reader::{Backend, Faults};
 use emel_model::arch;
 #[cfg(feature = "chat")]
 use emel_model::chat::{ChatTemplates, SpecialTexts};
@@ -54,6 +54,20 @@ pub enum Io {
 }
 
 impl Io {
+    /// Why weights are read through `backend`; `refusal` is what the system said to the
+    /// reader that would have been faster.
+    pub fn reason(self, backend: Backend, refusal: Option<&str>) -> String {
+        match (self, backend, refusal) {
+            (Self::Only(_), _, _) => "as asked".to_owned(),
+            (Self::Auto, Backend::Mmap, _) => "the model fits".to_owned(),
+            (Self::Auto, _, None) => "the fastest that works".to_owned(),
+            (Self::Auto, Backend::Pread, Some(refusal)) => {
+                format!("io_uring is refused ({refusal})")
+            }
+            (Self::Auto, _, Some(refusal)) => format!("the faster ring is refused ({refusal})"),
+        }
+    }
+
     fn may_map(self) -> bool {
         matches!(self, Self::Auto | Self::Only(Backend::Mmap))
     }
@@ -127,6 +141,8 @@ pub struct Blueprint {
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
     pub notices: Vec<String>,
+    /// What is to go wrong when the engine reads, for tests.
+    pub faults: Option<Arc<dyn Faults>>,
 }
 
 impl Blueprint {
@@ -256,6 +272,7 @@ impl Contents {
             sampler_bytes,
             settings,
             notices,
+            faults: None,
             catalog,
             program,
             #[cfg(feature = "chat")]

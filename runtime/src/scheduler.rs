@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
-use emel_loader::reader::{Backend, io_uring_remedy};
+use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
@@ -110,7 +110,10 @@ async fn build(
     let candidates = candidates(blueprint);
     blueprint.check_memory()?;
     let with_buffers = candidates[0].needs_buffers();
-    let files = OpenFiles::open_model(blueprint.catalog.files(), with_buffers)?;
+    let mut files = OpenFiles::open_model(blueprint.catalog.files(), with_buffers)?;
+    if let Some(faults) = blueprint.faults.take() {
+        files = files.with_faults(faults);
+    }
     let files = Arc::new(files);
     let mut refused = Vec::new();
     let (generator, backend) = loop {
@@ -123,9 +126,10 @@ async fn build(
             built => break (built?, backend),
         }
     };
-    let io_reason = io_reason(blueprint.settings.io, backend, &refused);
+    let refusal = refused.last().map(ToString::to_string);
+    let io_reason = blueprint.settings.io.reason(backend, refusal.as_deref());
     if let Some(error) = refused.last() {
-        let remedy = io_uring_remedy(error);
+        let remedy = candidates[refused.len() - 1].remedy(error);
         let name = backend.name();
         notices.push(format!(
             "reading with {name}, because {io_reason}: {remedy}"
@@ -177,20 +181,6 @@ fn candidates(blueprint: &Blueprint) -> &'static [Backend] {
         Io::Only(Backend::Mmap) => &[Backend::Mmap],
         Io::Auto if blueprint.plan.is_mapped => &[Backend::Mmap],
         Io::Auto => &Backend::FASTEST_FIRST,
-    }
-}
-
-/// Why weights are read through `backend`; `refused` is what the system said to the
-/// readers before it.
-fn io_reason(io: Io, backend: Backend, refused: &[std::io::Error]) -> String {
-    match (io, refused.last()) {
-        (Io::Only(_), _) => "as asked".to_owned(),
-        (Io::Auto, _) if backend == Backend::Mmap => "the model fits".to_owned(),
-        (Io::Auto, None) => "the fastest that works".to_owned(),
-        (Io::Auto, Some(error)) if backend == Backend::Pread => {
-            format!("io_uring is refused ({error})")
-        }
-        (Io::Auto, Some(error)) => format!("the faster ring is refused ({error})"),
     }
 }
 
@@ -463,6 +453,7 @@ impl Scheduler {
             decode_tokens_per_second: rate(counts.passes, after_first.time),
             first_token_ms: milliseconds(first_token),
             bytes_read: total.bytes_read,
+            retries: total.retries,
             streamed_bytes_per_token: after_first
                 .bytes_read
                 .checked_div(counts.passes as u64)
@@ -508,6 +499,7 @@ async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interrup
 struct Meter {
     started: Instant,
     bytes_read: u64,
+    retries: u64,
     wait: Duration,
     compute: Duration,
 }
@@ -515,6 +507,7 @@ struct Meter {
 struct Reading {
     time: Duration,
     bytes_read: u64,
+    retries: u64,
     wait: Duration,
     compute: Duration,
 }
@@ -525,6 +518,7 @@ impl Meter {
         Self {
             started: Instant::now(),
             bytes_read: reading.bytes_read,
+            retries: reading.retries,
             wait: reading.wait,
             compute: generator.compute(),
         }
@@ -535,6 +529,7 @@ impl Meter {
         Reading {
             time: self.started.elapsed(),
             bytes_read: now.bytes_read - self.bytes_read,
+            retries: now.retries - self.retries,
             wait: now.wait - self.wait,
             compute: generator.compute() - self.compute,
         }

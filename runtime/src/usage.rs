@@ -23,6 +23,8 @@ pub struct Usage {
     pub first_token_ms: f64,
     /// Bytes read from the drive for the request; before it, pinned weights were.
     pub bytes_read: u64,
+    /// Calls for these bytes that had to follow a short read or an error that passed.
+    pub retries: u64,
     /// Bytes read per token after the first, on average.
     pub streamed_bytes_per_token: u64,
     /// Bytes of weights in memory for good.

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod faults;
 pub mod fixtures;
 pub mod forward;
 pub mod gguf_writer;

@@ -11,7 +11,7 @@ use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usa
 /// The readers that this machine allows: containers often refuse io_uring.
 pub static READERS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
     let starts = |backend: &Backend| {
-        let files = Arc::new(OpenFiles::open([], true).expect("no file to open"));
+        let files = Arc::new(OpenFiles::default());
         let outcome = reader::open(*backend, &files, Vec::new(), 1, false);
         if let Err(error) = &outcome {
             eprintln!("skipped: the {} reader: {error}", backend.name());

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use emel_loader::gguf::{Catalog, Value};
+use emel_model::kv_cache::KvType;
 use emel_tests::fixtures::fixture;
 use emel_tests::forward::{Cut, logits};
 use emel_tests::gguf_writer::{Field, GgufWriter};
@@ -33,6 +34,7 @@ fn a_changed_hyperparameter_is_refused_or_computed_with() {
         unit_bytes: 1 << 20,
         chunk: 3,
         threads: 1,
+        kv_type: KvType::F16,
     };
     let (mut refused, mut computed) = (0, 0);
     for entry in std::fs::read_dir(fixture("arch")).unwrap() {
@@ -93,6 +95,7 @@ fn layers_that_differ_in_key_heads_are_normed_each_by_its_own_width() {
         unit_bytes: 1 << 20,
         chunk: 3,
         threads: 1,
+        kv_type: KvType::F16,
     };
     let run = |model: &GgufWriter| {
         model.write(&path).unwrap();

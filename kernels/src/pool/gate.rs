@@ -8,27 +8,27 @@
 //! goes wrong. A sleeper first says that it sleeps, then looks once more for what it waits for; a
 //! waker first makes the thing happen, then looks whether anyone sleeps. Each side is a store
 //! followed by a load of another location, and with release and acquire alone both loads may miss
-//! both stores. So all four are `SeqCst`: at least one side sees the other. If it is the waker, it
-//! takes the mutex before it notifies; the sleeper holds that mutex from its last look until it
-//! waits, so the notification cannot fall in between.
+//! both stores. So between the two each side has a `SeqCst` fence: the side whose fence is the
+//! later one sees the other's store. If it is the waker, it takes the mutex before it notifies;
+//! the sleeper holds that mutex from its last look until it waits, so the notification cannot fall
+//! in between. `interleavings.rs` has loom try all orders of this.
 //!
 //! A worker touches the gate after its last decrement (to look for a sleeper), when the caller may
 //! already have left. That is safe because the gate is not part of a run: it lives in an `Arc`
 //! which every worker holds until its thread ends.
 
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::time::Duration;
 
 use super::{Payload, catch};
+use crate::sync::{
+    AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, UnsafeCell, fence, spin_until,
+};
 
 /// How long to spin before parking: longer than the serial stretches between two kernels (norms,
 /// a slot hand-over), shorter than a read from disk.
 const SPIN: Duration = Duration::from_micros(40);
-
-/// Looks between two readings of the clock while spinning.
-const LOOKS_PER_CLOCK: u32 = 64;
 
 /// The closure of a run. The lifetime is erased; the join restores it.
 type Job = *const (dyn Fn(usize) + Sync);
@@ -65,8 +65,8 @@ impl Gate {
             job: UnsafeCell::new(None),
             remaining: AtomicUsize::new(0),
             workers,
-            sleeping_workers: Sleepers::default(),
-            sleeping_caller: Sleepers::default(),
+            sleeping_workers: Sleepers::new(),
+            sleeping_caller: Sleepers::new(),
             panic: Mutex::new(None),
         }
     }
@@ -84,16 +84,19 @@ impl Gate {
         // unwind before all have decremented: `own` catches its panics.
         let erased =
             unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'job), Job>(erased) };
-        // SAFETY: no run is on, so no worker reads the job (see the `Sync` implementation).
-        unsafe { *self.job.get() = Some(erased) };
-        self.remaining.store(self.workers, SeqCst);
-        self.generation.fetch_add(1, SeqCst);
+        self.job.with_mut(|job| {
+            // SAFETY: no run is on, so no worker reads the job (see the `Sync` implementation).
+            unsafe { *job = Some(erased) }
+        });
+        // Workers see both with the generation.
+        self.remaining.store(self.workers, Relaxed);
+        self.generation.fetch_add(1, Release);
         self.sleeping_workers.wake();
 
         let own_panic = own();
 
         self.sleeping_caller
-            .wait_until(|| self.remaining.load(SeqCst) == 0);
+            .wait_until(|| self.remaining.load(Acquire) == 0);
         let worker_panic = self
             .panic
             .lock()
@@ -107,23 +110,26 @@ impl Gate {
         let mut seen = 0;
         loop {
             self.sleeping_workers
-                .wait_until(|| self.generation.load(SeqCst) != seen);
-            if self.closed.load(SeqCst) {
+                .wait_until(|| self.generation.load(Acquire) != seen);
+            if self.closed.load(Relaxed) {
                 return;
             }
             // The next run cannot begin before this worker has finished the current one, so runs
             // are never skipped.
             seen += 1;
-            // SAFETY: the caller wrote the job before the generation that was just seen, and
-            // writes it again only after this worker's decrement below.
-            let job = unsafe { (*self.job.get()).expect("a run has a job") };
+            let job = self.job.with(|job| {
+                // SAFETY: the caller wrote the job before the generation that was just seen, and
+                // writes it again only after this worker's decrement below.
+                unsafe { *job }.expect("a run has a job")
+            });
             // SAFETY: `run` keeps the closure alive until the decrement below.
             let job = unsafe { &*job };
             if let Some(payload) = catch(|| job(worker)) {
                 let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
                 panic.get_or_insert(payload);
             }
-            if self.remaining.fetch_sub(1, SeqCst) == 1 {
+            // Releases what the job did, and passes on what other workers have released.
+            if self.remaining.fetch_sub(1, AcqRel) == 1 {
                 self.sleeping_caller.wake();
             }
         }
@@ -131,14 +137,13 @@ impl Gate {
 
     /// Ends the workers. No run may be on.
     pub(super) fn close(&self) {
-        self.closed.store(true, SeqCst);
-        self.generation.fetch_add(1, SeqCst);
+        self.closed.store(true, Relaxed);
+        self.generation.fetch_add(1, Release);
         self.sleeping_workers.wake();
     }
 }
 
 /// Threads that wait for one kind of event.
-#[derive(Default)]
 struct Sleepers {
     count: AtomicUsize,
     mutex: Mutex<()>,
@@ -146,36 +151,40 @@ struct Sleepers {
 }
 
 impl Sleepers {
+    fn new() -> Self {
+        Self {
+            count: AtomicUsize::new(0),
+            mutex: Mutex::new(()),
+            condition: Condvar::new(),
+        }
+    }
+
     /// Returns once `happened` does: first spinning, then parked.
     fn wait_until(&self, happened: impl Fn() -> bool) {
-        let mut start = None;
-        loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if happened() {
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-            if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
-                break;
-            }
+        if spin_until(&happened, SPIN) {
+            return;
         }
         let mut guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        self.count.fetch_add(1, SeqCst);
+        self.count.fetch_add(1, Relaxed);
+        fence(SeqCst);
         while !happened() {
             guard = self
                 .condition
                 .wait(guard)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        self.count.fetch_sub(1, SeqCst);
+        self.count.fetch_sub(1, Relaxed);
     }
 
-    /// Wakes whoever sleeps. The event must already be visible (`SeqCst`) to `happened`.
+    /// Wakes whoever sleeps, after the event that `happened` looks for.
     fn wake(&self) {
-        if self.count.load(SeqCst) > 0 {
+        fence(SeqCst);
+        if self.count.load(Relaxed) > 0 {
             let _guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
             self.condition.notify_all();
         }
     }
 }
+
+#[cfg(all(emel_loom, test))]
+mod interleavings;

@@ -5,20 +5,25 @@
 //! reads, and never reports fewer bytes than were asked for. To add a backend, add a
 //! file here, a variant to [`Backend`] and an arm to [`open`].
 
+mod faults;
 mod mmap;
 mod pread;
+mod progress;
 mod ring;
 mod uring;
 
 use std::io;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::arena::{Arena, PAGE_BYTES, SlotBuffer};
-use crate::files::{FileChanged, OpenFile, OpenFiles, Window};
+use crate::files::{FileChanged, OpenFile, OpenFiles};
 use crate::gguf::Extent;
 use crate::slots::Completion;
+
+pub use faults::Faults;
+use faults::FaultyReader;
+pub(crate) use progress::Progress;
 
 /// Why a read failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +46,7 @@ pub enum ReadError {
     },
     /// The kernel reported an error.
     #[error(
-        "{}: reading {wanted} bytes at offset {offset}: {message}; check the drive and the file",
+        "{}: read {got} of {wanted} bytes at offset {offset}: {message}; check the drive and the file",
         path.display()
     )]
     Failed {
@@ -51,6 +56,8 @@ pub enum ReadError {
         offset: u64,
         /// Bytes wanted.
         wanted: usize,
+        /// Bytes of them that were read before.
+        got: usize,
         /// What the kernel said.
         message: String,
     },
@@ -89,15 +96,12 @@ impl Backend {
         }
     }
 
-    /// What to do where the system refuses it.
-    pub fn remedy(self) -> &'static str {
+    /// What makes the system allow it, going by the `error` that it refused it with.
+    pub fn remedy(self, error: &io::Error) -> String {
         match self {
-            Self::Ring | Self::Uring => {
-                "containers, seccomp profiles and sysctl kernel.io_uring_disabled can forbid \
-                 io_uring; allow it, or use --io pread"
-            }
-            Self::Pread => "raise the limit on threads (ulimit -u)",
-            Self::Mmap => "raise the limit on address space (ulimit -v), or use --io pread",
+            Self::Ring | Self::Uring => io_uring_remedy(error),
+            Self::Pread => "raise the limit on threads (ulimit -u)".to_owned(),
+            Self::Mmap => "raise the limit on address space (ulimit -v)".to_owned(),
         }
     }
 
@@ -123,7 +127,7 @@ impl ReadRequest {
     fn succeed(self, file: &OpenFile, buffer: SlotBuffer, progress: &Progress) {
         file.drop_cached(progress.window);
         let view = buffer.into_view(progress.window.skip, self.extent.bytes as usize);
-        self.completion.succeed(view, progress.filled);
+        self.completion.succeed(view, progress.filled());
     }
 }
 
@@ -158,19 +162,24 @@ pub fn open(
     depth: usize,
     streams: bool,
 ) -> io::Result<Box<dyn Reader>> {
+    let faults = files.faults().cloned();
     let files = Arc::clone(files);
-    Ok(match backend {
+    let reader: Box<dyn Reader> = match backend {
         Backend::Ring => Box::new(ring::RingReader::start(files, ring_buffers, depth)?),
         Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
         Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
         Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, streams)?),
+    };
+    Ok(match faults {
+        Some(faults) => Box::new(FaultyReader::start(reader, faults)?),
+        None => reader,
     })
 }
 
 /// The fastest reader that the system lets stream, and what it says to those that are
 /// faster.
 pub fn fastest() -> (Backend, Vec<(Backend, io::Error)>) {
-    let no_files = Arc::new(OpenFiles::none());
+    let no_files = Arc::new(OpenFiles::default());
     let mut refused = Vec::new();
     for backend in Backend::FASTEST_FIRST {
         match open(backend, &no_files, Vec::new(), 1, true) {
@@ -191,12 +200,11 @@ pub fn registers_buffers(backend: Backend, slots: usize, slot_bytes: usize) -> i
     let buffers = (0..slots)
         .map(|slot| arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)))
         .collect();
-    let no_files = Arc::new(OpenFiles::none());
+    let no_files = Arc::new(OpenFiles::default());
     Ok(open(backend, &no_files, buffers, slots, true)?.has_registered_buffers())
 }
 
-/// What makes the system allow io_uring, going by what it said.
-pub fn io_uring_remedy(error: &io::Error) -> String {
+fn io_uring_remedy(error: &io::Error) -> String {
     let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     let disabled = disabled.as_deref().map_or("0", str::trim);
     match error.raw_os_error() {
@@ -216,79 +224,5 @@ pub fn io_uring_remedy(error: &io::Error) -> String {
         Some(libc::ENOMEM) => "raise the limit on locked memory (ulimit -l)".to_owned(),
         Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)".to_owned(),
         _ => "use Linux 5.11 or later".to_owned(),
-    }
-}
-
-/// How far a read into a buffer has come.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    window: Window,
-    alignment: usize,
-    wanted: usize,
-    filled: usize,
-    retries: u32,
-}
-
-/// Attempts allowed after EAGAIN before it counts as an error.
-const RETRIES_MAX: u32 = 100;
-
-impl Progress {
-    pub(crate) fn new(file: &OpenFile, extent: &Extent) -> Self {
-        Self {
-            window: file.window(extent.offset, extent.bytes as usize),
-            alignment: file.alignment(),
-            wanted: extent.bytes as usize,
-            filled: 0,
-            retries: 0,
-        }
-    }
-
-    /// The part of the buffer still to be read into, and its place in the file.
-    pub(crate) fn remaining(&self) -> (Range<usize>, u64) {
-        // A direct read must go on from an aligned place; the bytes after it come again.
-        let start = self.filled - self.filled % self.alignment;
-        (start..self.window.bytes, self.window.offset + start as u64)
-    }
-
-    /// Takes the outcome of reading [`Progress::remaining`]; `true` when the wanted
-    /// bytes are there.
-    pub(crate) fn record(
-        &mut self,
-        file: &OpenFile,
-        outcome: io::Result<usize>,
-    ) -> Result<bool, ReadError> {
-        let offset = self.window.offset + self.window.skip as u64;
-        match outcome {
-            Ok(count) => {
-                let before = self.filled;
-                self.filled = self.remaining().0.start + count;
-                let needed = self.window.skip + self.wanted;
-                if self.filled >= needed {
-                    Ok(true)
-                } else if self.filled <= before {
-                    Err(ReadError::Short {
-                        path: file.path().to_owned(),
-                        offset,
-                        wanted: self.wanted,
-                        got: before.saturating_sub(self.window.skip),
-                    })
-                } else {
-                    Ok(false)
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-            Err(error)
-                if error.kind() == io::ErrorKind::WouldBlock && self.retries < RETRIES_MAX =>
-            {
-                self.retries += 1;
-                Ok(false)
-            }
-            Err(error) => Err(ReadError::Failed {
-                path: file.path().to_owned(),
-                offset,
-                wanted: self.wanted,
-                message: error.to_string(),
-            }),
-        }
     }
 }

@@ -196,8 +196,9 @@ fn print_statistics(usage: &Usage) {
     ));
     cli::tell(&format!("sampler: seed {}", usage.seed));
     cli::tell(&format!(
-        "reading: {} in all, {} per token, {}: {} ({}direct, {}registered buffers)",
+        "reading: {} in all, {} retries, {} per token, {}: {} ({}direct, {}registered buffers)",
         size(usage.bytes_read),
+        usage.retries,
         size(usage.streamed_bytes_per_token),
         usage.io_backend,
         usage.io_reason,

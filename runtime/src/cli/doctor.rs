@@ -19,6 +19,7 @@ use serde::Serialize;
 use self::machine::{Machine, filesystem_type};
 use super::drive::streaming_reader;
 use super::{IoName, one_line, print, spinner};
+use crate::blueprint::Io;
 use crate::budget::{available_bytes, in_binary_units};
 use crate::compute_probe;
 use crate::measurements::{ComputeRates, Measurements};
@@ -111,7 +112,7 @@ pub async fn run(options: &DoctorOptions) -> anyhow::Result<()> {
 
 impl Report {
     async fn make(options: &DoctorOptions) -> Self {
-        let io = options.io.into();
+        let io: Io = options.io.into();
         let backend = streaming_reader(io);
         let memory_bytes = available_bytes().unwrap_or(u64::MAX) / MEMORY_SHARE;
         let machine = Machine::look();
@@ -122,7 +123,7 @@ impl Report {
         let rates = measure_rates(&subject, threads, memory_bytes);
         let mut report = Self {
             reader: backend.name(),
-            reader_reason: reader_reason(options.io, backend, &machine),
+            reader_reason: io.reason(backend, machine.io_uring.problem.as_deref()),
             compute: rates.as_ref().map(|rates| Compute::of(threads, rates)),
             machine,
             drive,
@@ -295,15 +296,6 @@ impl Drive {
         self.buffers_register = knee.and_then(|point| {
             registers_buffers(backend, point.slots(), point.block_bytes as usize).ok()
         });
-    }
-}
-
-fn reader_reason(asked: IoName, backend: Backend, machine: &Machine) -> String {
-    match (&machine.io_uring.problem, backend) {
-        _ if asked != IoName::Auto => "as asked".to_owned(),
-        (Some(problem), Backend::Pread) => format!("io_uring is refused ({problem})"),
-        (Some(problem), _) => format!("the faster ring is refused ({problem})"),
-        (None, _) => "the fastest that works, where the model does not fit".to_owned(),
     }
 }
 

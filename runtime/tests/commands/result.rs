@@ -58,6 +58,7 @@ fn statistics_are_complete_and_consistent() {
         }
         for key in [
             "bytes_read",
+            "retries",
             "streamed_bytes_per_token",
             "pinned_bytes",
             "ring_bytes",

@@ -4,7 +4,7 @@ use std::fs::read_to_string;
 use std::path::Path;
 
 use emel_kernels::Kernels;
-use emel_loader::reader::{self, Backend, io_uring_remedy};
+use emel_loader::reader::{self, Backend};
 use emel_systemd::{Cgroup, Memory, Version};
 use serde::Serialize;
 
@@ -89,11 +89,11 @@ impl IoUring {
     fn look() -> Self {
         let (backend, refused) = reader::fastest();
         let uses_it = matches!(backend, Backend::Ring | Backend::Uring);
-        let error = refused.last().map(|(_, error)| error);
+        let refused = refused.last();
         Self {
             available: uses_it,
-            problem: error.map(ToString::to_string),
-            remedy: error.map(io_uring_remedy),
+            problem: refused.map(|(_, error)| error.to_string()),
+            remedy: refused.map(|(backend, error)| backend.remedy(error)),
         }
     }
 }
