@@ -22,6 +22,7 @@ use emel_model::tokenizer::Tokenizer;
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
+use crate::live_budget::NoticeListener;
 use crate::request::Prompt;
 use crate::session::{Identity, SessionKind};
 
@@ -114,6 +115,8 @@ pub struct Blueprint {
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
     pub notices: Vec<String>,
+    /// Who is told when pinned weights are given back or taken again.
+    pub listener: NoticeListener,
     /// What is to go wrong when the engine reads, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -215,6 +218,7 @@ impl Blueprint {
             sampler_bytes,
             settings,
             notices,
+            listener: NoticeListener::default(),
             faults: None,
             catalog,
             program,

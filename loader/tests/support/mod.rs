@@ -1,5 +1,7 @@
 //! A model of the fixtures as the loader sees it, and what its bytes should be.
 
+#![allow(dead_code, reason = "no test uses all of it")]
+
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::pin;
