@@ -5,7 +5,7 @@ PYTHON ?= python3
 CARGO ?= cargo
 BINARIES := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help demo models models-for-tests build test loom check fmt fmt-check clippy docs shellcheck clean
+.PHONY: help demo models models-for-tests build test loom valgrind check fmt fmt-check clippy docs shellcheck clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,13 @@ loom: ## slots and pool in every order of their threads' steps
 	RUSTFLAGS="--cfg emel_loom" CARGO_PROFILE_DEV_DEBUG=0 \
 	CARGO_TARGET_DIR=$(or $(CARGO_TARGET_DIR),target)/loom \
 	$(CARGO) test -p emel-kernels -p emel-loader --lib interleavings
+
+# Scalar and AVX2: of AVX-512 valgrind knows nothing. Not the pool, whose threads spin.
+KERNEL_TESTS := dequantise layer matmul recurrent
+valgrind: ## kernel tests under memcheck, which takes some minutes
+	PROPTEST_CASES=8 \
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="valgrind -q --error-exitcode=9 --fair-sched=yes" \
+	$(CARGO) test -p emel-kernels $(KERNEL_TESTS:%=--test %)
 
 check: fmt-check clippy docs test ## format, lints, docs and tests
 

@@ -9,7 +9,7 @@ use emel_kernels::{
 };
 use half::f16;
 use proptest::prelude::*;
-use support::{Random, bits};
+use support::{Random, bits, cases};
 
 fn assert_close(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), expected.len());
@@ -424,7 +424,7 @@ impl Attention {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn attention_is_right_and_the_same_for_every_path_cache_thread_and_chunk(

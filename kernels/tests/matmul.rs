@@ -7,7 +7,7 @@ use emel_kernels::{
     Q8Activations,
 };
 use proptest::prelude::*;
-use support::{Random, bits};
+use support::{Random, bits, cases};
 
 /// A product to compute in several ways.
 struct Case {
@@ -115,7 +115,7 @@ fn inline() -> Pool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+    #![proptest_config(cases(512))]
 
     #[test]
     fn every_path_returns_the_bits_of_the_scalar_reference(

@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
-use memmap2::{Advice, MmapMut};
+use memmap2::{Advice, MmapMut, UncheckedAdvice};
 
 /// The page size of the machines we run on, and the alignment of every buffer.
 pub const PAGE_BYTES: usize = 4096;
@@ -17,8 +17,8 @@ pub const PAGE_BYTES: usize = 4096;
 pub struct Arena {
     start: *mut u8,
     bytes: usize,
-    // Only dropped: all access goes through `start`.
-    _mapping: Option<MmapMut>,
+    // Dropped, and told what to give back; all access goes through `start`.
+    mapping: Option<MmapMut>,
 }
 
 // SAFETY: the pointer is into memory that this value owns; who may touch which
@@ -39,7 +39,7 @@ impl Arena {
             return Ok(Arc::new(Self {
                 start: std::ptr::dangling_mut(),
                 bytes: 0,
-                _mapping: None,
+                mapping: None,
             }));
         }
         let mut mapping = MmapMut::map_anon(bytes)?;
@@ -48,13 +48,33 @@ impl Arena {
         Ok(Arc::new(Self {
             start: mapping.as_mut_ptr(),
             bytes,
-            _mapping: Some(mapping),
+            mapping: Some(mapping),
         }))
     }
 
     /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Gives the memory of `bytes` at `offset` back to the kernel, in whole pages. The
+    /// range is zeroed, and takes memory again once it is written.
+    ///
+    /// The caller sees to it that no [`View`] into the range is used any more.
+    ///
+    /// # Panics
+    /// When the range is not inside the arena.
+    pub(crate) fn give_back(&self, offset: usize, bytes: usize) {
+        assert!(offset <= self.bytes && bytes <= self.bytes - offset);
+        let Some(mapping) = self.mapping.as_ref().filter(|_| bytes > 0) else {
+            return;
+        };
+        // SAFETY: the range is inside this private anonymous mapping, whose pages read as
+        // zeroes afterwards: still initialised. Nothing borrows from `mapping` itself.
+        let advised =
+            unsafe { mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes) };
+        // Only where pages are locked, and those were not to be given back.
+        debug_assert!(advised.is_ok(), "{advised:?}");
     }
 
     /// A buffer of `bytes` at `offset`; `registered` is its index among the buffers
@@ -226,6 +246,20 @@ mod tests {
         second.as_mut_slice().fill(2);
         assert!(first.as_mut_slice().iter().all(|&byte| byte == 1));
         assert_eq!(second.as_mut_slice().as_ptr() as usize % PAGE_BYTES, 0);
+    }
+
+    #[test]
+    fn what_is_given_back_is_zeroed_and_can_be_used_again() {
+        let arena = Arena::new(3 * PAGE_BYTES).unwrap();
+        let middle = || arena.buffer(PAGE_BYTES, PAGE_BYTES, None);
+        arena.buffer(0, 3 * PAGE_BYTES, None).as_mut_slice().fill(7);
+        arena.give_back(PAGE_BYTES, PAGE_BYTES);
+        arena.give_back(3 * PAGE_BYTES, 0);
+        assert!(middle().as_mut_slice().iter().all(|&byte| byte == 0));
+        middle().as_mut_slice().fill(8);
+        let mut whole = arena.buffer(0, 3 * PAGE_BYTES, None);
+        let sum: usize = whole.as_mut_slice().iter().map(|&it| usize::from(it)).sum();
+        assert_eq!(sum, (7 + 8 + 7) * PAGE_BYTES);
     }
 
     #[test]

@@ -4,6 +4,12 @@
 //! otherwise when its slot is ready, and only for as long as the step runs. The ring
 //! reads in the order of use and never waits for the token: it runs on through the end
 //! of a pass into the next one, as far as it has slots.
+//!
+//! [`Weights::set_pinned_bytes`] gives pinned units back when memory becomes scarce: from
+//! the next pass on they go through the ring like the others. Those that are wanted again
+//! stay in memory the next time they come through it.
+
+mod pinned;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,13 +21,17 @@ use std::time::{Duration, Instant};
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
-use crate::plan::{Plan, ROW_SLOTS, Residency, held_bytes};
+use crate::plan::{Plan, ROW_SLOTS, held_bytes};
 use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
 use crate::slots::SlotTable;
-use crate::unit::Unit;
+use crate::unit::{Stage, Unit};
+use pinned::Pinned;
 
 /// Reads under way while pinned units are loaded.
 const LOAD_DEPTH: usize = 8;
+
+/// Slots of the ring that a plan without one gets when its units are given back.
+const SPARE_SLOTS: usize = 4;
 
 /// Why weights cannot be brought into memory.
 #[derive(Debug, thiserror::Error)]
@@ -77,15 +87,14 @@ pub struct Weights {
     files: Arc<OpenFiles>,
     table: Arc<SlotTable>,
     units: Vec<Unit>,
-    // `None` for a streamed unit.
-    pinned: Vec<Option<View>>,
+    pinned: Pinned,
     ring: Ring,
     // What each slot was last given to read.
     extents: Box<[Extent]>,
     buffers: SlotBuffers,
+    // The plan has no ring, and this one is only needed when units are given back.
+    has_spare_ring: bool,
     wait: Duration,
-    // Keeps the views in `pinned` valid.
-    _pinned_arena: Arc<Arena>,
 }
 
 impl Weights {
@@ -105,18 +114,23 @@ impl Weights {
             let bytes = if with_buffers { bytes } else { 0 };
             Arena::new(bytes as usize).map_err(|source| WeightsError::Memory { bytes, source })
         };
-        let slot_arena = arena_of(plan.ring_bytes() + (ROW_SLOTS * plan.row_slot_bytes) as u64)?;
-        let pinned_arena = arena_of(plan.pinned_bytes())?;
-
-        let slot_count = plan.slots + ROW_SLOTS;
-        let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
+        let (slots, slot_bytes) = ring_shape(plan, with_buffers);
         let buffers = SlotBuffers {
-            arena: slot_arena,
-            ring: (plan.slots, plan.slot_bytes),
+            arena: arena_of((slots * slot_bytes) as u64)?,
+            rows: arena_of((ROW_SLOTS * plan.row_slot_bytes) as u64)?,
+            ring: (slots, slot_bytes),
             row_bytes: plan.row_slot_bytes,
             with_buffers,
         };
-        let registered = buffers.ring_buffers();
+        let pinned_arena = arena_of(plan.pinned_bytes())?;
+
+        let slot_count = slots + ROW_SLOTS;
+        let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
+        // Registered buffers take their memory at once, which a spare ring may never need.
+        let registered = match plan.streams() {
+            true => buffers.ring_buffers(),
+            false => Vec::new(),
+        };
         let reader = reader::open(backend, files, registered, table.len(), plan.streams())
             .map_err(|source| WeightsError::Reader { backend, source })?;
         let mut weights = Self {
@@ -124,16 +138,15 @@ impl Weights {
             files: Arc::clone(files),
             table,
             units: plan.units.clone(),
-            pinned: vec![None; plan.units.len()],
-            ring: Ring::new(plan),
+            pinned: Pinned::new(plan, pinned_arena, with_buffers),
+            ring: Ring::new(plan.units.len(), slots),
             extents: extents_of(slot_count.max(LOAD_DEPTH)),
             buffers,
+            has_spare_ring: !plan.streams(),
             wait: Duration::ZERO,
-            _pinned_arena: Arc::clone(&pinned_arena),
         };
-        weights
-            .load_pinned(plan, &pinned_arena, with_buffers, progress)
-            .await?;
+        weights.load_pinned(progress).await?;
+        weights.stream_the_others();
         Ok(weights)
     }
 
@@ -148,9 +161,10 @@ impl Weights {
         unit: usize,
         step: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, ReadError> {
-        if let Some(view) = self.pinned[unit] {
+        if let Some(view) = self.pinned.view(unit) {
             // SAFETY: pinned views point into the pinned arena or the reader's mapping,
-            // which this value owns and nothing writes to after `load_pinned`.
+            // which this value owns; nothing writes there while the unit has a view, and
+            // this borrow of it keeps that from being taken away.
             return Ok(step(unsafe { view.slice() }));
         }
         let started = Instant::now();
@@ -161,7 +175,11 @@ impl Weights {
         // buffer; the arena or mapping is owned by this value.
         let result = step(unsafe { view.slice() });
         self.ring.queue.pop_front();
-        self.give_back(slot);
+        if self.pinned.is_missing(unit) {
+            self.keep(unit, slot, view);
+        } else {
+            self.give_back(slot);
+        }
         self.pump();
         Ok(result)
     }
@@ -188,7 +206,7 @@ impl Weights {
                 let Some((index, extent)) = extents.next() else {
                     break;
                 };
-                if let Some(view) = self.pinned_view(&extent) {
+                if let Some(view) = self.pinned.view_of(&self.units, &extent) {
                     // SAFETY: as in `with_unit`: pinned views stay valid and unwritten.
                     step(index, unsafe { view.slice() });
                 } else {
@@ -222,6 +240,10 @@ impl Weights {
     /// Says what the pass that begins now goes through, and what is expected after it,
     /// and starts reading. If the ring has read ahead for something else, it starts over.
     pub fn begin_pass(&mut self, pass: Pass, next: Pass) {
+        if self.pinned.take_changed() {
+            self.restart();
+            self.stream_the_others();
+        }
         if !self.ring.begin(pass, next) {
             self.restart();
             self.ring.begin(pass, next);
@@ -237,6 +259,38 @@ impl Weights {
         }
         self.ring.queue.clear();
         self.ring.rewind();
+    }
+
+    /// Lets pinned units take `bytes` from now on, of those that the plan gives them:
+    /// some are given back at once, or taken again as they are read. Where the plan has
+    /// no ring, one of [`Weights::spare_ring_bytes`] is part of `bytes` that are not all.
+    /// Called between passes.
+    pub fn set_pinned_bytes(&mut self, bytes: u64) {
+        if self.ring.slots == 0 {
+            // A mapping of which nothing is released: its pages are the kernel's to take.
+            return;
+        }
+        let bytes = match bytes < self.pinned.planned_bytes() {
+            true => bytes.saturating_sub(self.spare_ring_bytes()),
+            false => bytes,
+        };
+        for unit in self.pinned.set_bytes(bytes) {
+            self.reader.release(&self.units[unit].extent);
+        }
+    }
+
+    /// Bytes of pinned units in memory now, in whole pages.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned.bytes()
+    }
+
+    /// Bytes of the ring that a plan without one gets when its units are given back.
+    pub fn spare_ring_bytes(&self) -> u64 {
+        let (slots, bytes) = self.buffers.ring;
+        match self.has_spare_ring {
+            true => (slots * bytes) as u64,
+            false => 0,
+        }
     }
 
     /// What reading has cost so far.
@@ -259,30 +313,21 @@ impl Weights {
         self.reader.has_registered_buffers()
     }
 
-    async fn load_pinned(
-        &mut self,
-        plan: &Plan,
-        arena: &Arc<Arena>,
-        with_buffers: bool,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<(), WeightsError> {
-        let pinned: Vec<usize> = (0..self.units.len())
-            .filter(|&unit| plan.residency[unit] == Residency::Pinned)
+    async fn load_pinned(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), WeightsError> {
+        let missing: Vec<usize> = (0..self.units.len())
+            .filter(|&unit| self.pinned.is_missing(unit))
             .collect();
-        let mut offset = 0;
         let mut loaded = 0;
-        for (sequence, &unit) in pinned.iter().enumerate() {
+        for (sequence, &unit) in missing.iter().enumerate() {
             if sequence >= LOAD_DEPTH {
-                self.finish_load(&pinned, sequence - LOAD_DEPTH, &mut loaded, progress)
+                self.finish_load(&missing, sequence - LOAD_DEPTH, &mut loaded, progress)
                     .await?;
             }
-            let bytes = held_bytes(&self.units[unit]) as usize;
-            let buffer = with_buffers.then(|| arena.buffer(offset, bytes, None));
-            offset += if with_buffers { bytes } else { 0 };
+            let buffer = self.pinned.buffer(unit);
             self.submit(sequence % LOAD_DEPTH, self.units[unit].extent, buffer);
         }
-        for sequence in pinned.len().saturating_sub(LOAD_DEPTH)..pinned.len() {
-            self.finish_load(&pinned, sequence, &mut loaded, progress)
+        for sequence in missing.len().saturating_sub(LOAD_DEPTH)..missing.len() {
+            self.finish_load(&missing, sequence, &mut loaded, progress)
                 .await?;
         }
         Ok(())
@@ -290,7 +335,7 @@ impl Weights {
 
     async fn finish_load(
         &mut self,
-        pinned: &[usize],
+        missing: &[usize],
         sequence: usize,
         loaded: &mut u64,
         progress: &mut dyn FnMut(u64),
@@ -298,12 +343,40 @@ impl Weights {
         let slot = sequence % LOAD_DEPTH;
         let view = self.taken(slot).await?;
         self.table.give_back(slot);
-        self.pinned[pinned[sequence]] = Some(view);
-        *loaded += held_bytes(&self.units[pinned[sequence]]);
+        self.pinned.put(missing[sequence], view);
+        *loaded += held_bytes(&self.units[missing[sequence]]);
         progress(*loaded);
         // Reads that are always there in time would leave nobody a moment to stop this.
         tokio::task::yield_now().await;
         Ok(())
+    }
+
+    /// A unit that is wanted in memory has come through the ring: keeps its bytes, and
+    /// gives its slot back.
+    fn keep(&mut self, unit: usize, slot: usize, view: View) {
+        let Some(mut buffer) = self.pinned.buffer(unit) else {
+            // A mapping's bytes stay where they are if they are not released.
+            self.table.give_back(slot);
+            return self.pinned.put(unit, view);
+        };
+        // SAFETY: the slot is held until `give_back` below, so no read is given its
+        // buffer, and the unit's own place in the other arena does not overlap it.
+        let bytes = unsafe { view.slice() };
+        buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        self.give_back(slot);
+        self.pinned.put(unit, buffer.into_view(0, view.bytes()));
+    }
+
+    /// Has the ring read every unit that is not in memory. The ring is to be empty.
+    fn stream_the_others(&mut self) {
+        self.pinned.take_changed();
+        let streamed = (0..self.units.len()).filter(|&unit| self.pinned.view(unit).is_none());
+        self.ring.set_order(streamed, &self.units);
+        if self.has_spare_ring && self.ring.order.is_empty() {
+            let (slots, bytes) = self.buffers.ring;
+            // What was abandoned may still land, and takes a page or two again.
+            self.buffers.arena.give_back(0, slots * bytes);
+        }
     }
 
     fn poll_front(
@@ -373,19 +446,6 @@ impl Weights {
         taken
     }
 
-    fn pinned_view(&self, extent: &Extent) -> Option<View> {
-        self.units
-            .iter()
-            .zip(&self.pinned)
-            .find_map(|(unit, view)| {
-                let view = (*view)?;
-                let start = extent.offset.checked_sub(unit.extent.offset)?;
-                let inside =
-                    unit.extent.file == extent.file && start + extent.bytes <= unit.extent.bytes;
-                inside.then(|| view.part(start as usize, extent.bytes as usize))
-            })
-    }
-
     fn submit(&mut self, slot: usize, extent: Extent, buffer: Option<SlotBuffer>) {
         self.extents[slot] = extent;
         self.reader.submit(ReadRequest {
@@ -414,6 +474,15 @@ impl Weights {
     }
 }
 
+/// Slots of the ring, and their bytes. A mapping in which all is pinned needs none.
+fn ring_shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
+    if plan.streams() || !with_buffers {
+        return (plan.slots, plan.slot_bytes);
+    }
+    let largest = plan.units.iter().map(held_bytes).max().unwrap_or(0);
+    (SPARE_SLOTS, largest as usize)
+}
+
 fn extents_of(slots: usize) -> Box<[Extent]> {
     let nothing = Extent {
         file: 0,
@@ -440,17 +509,23 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(plan: &Plan) -> Self {
-        let streamed = |unit: &usize| plan.residency[*unit] == Residency::Streamed;
+    fn new(units: usize, slots: usize) -> Self {
         Self {
-            slots: plan.slots,
-            order: (0..plan.units.len()).filter(streamed).collect(),
-            body: (0..plan.head_start()).filter(streamed).count(),
+            slots,
+            order: Vec::with_capacity(units),
+            body: 0,
             passes: [Pass::Full; 2],
             ahead: (0, 0),
-            queue: VecDeque::with_capacity(plan.slots),
+            queue: VecDeque::with_capacity(slots),
             started: false,
         }
+    }
+
+    fn set_order(&mut self, streamed: impl Iterator<Item = usize>, units: &[Unit]) {
+        self.order.clear();
+        self.order.extend(streamed);
+        let is_body = |unit: &usize| units[*unit].stage == Stage::Body;
+        self.body = self.order.iter().take_while(|unit| is_body(unit)).count();
     }
 
     fn units_of(&self, pass: Pass) -> usize {
@@ -502,6 +577,7 @@ impl Ring {
 /// Where the reads of ring slots and of embedding rows land.
 struct SlotBuffers {
     arena: Arc<Arena>,
+    rows: Arc<Arena>,
     ring: (usize, usize),
     row_bytes: usize,
     with_buffers: bool,
@@ -515,10 +591,9 @@ impl SlotBuffers {
     }
 
     fn row_buffer(&self, place: usize) -> Option<SlotBuffer> {
-        let (slots, bytes) = self.ring;
-        let offset = slots * bytes + place * self.row_bytes;
+        let bytes = self.row_bytes;
         self.with_buffers
-            .then(|| self.arena.buffer(offset, self.row_bytes, None))
+            .then(|| self.rows.buffer(place * bytes, bytes, None))
     }
 
     fn ring_buffers(&self) -> Vec<SlotBuffer> {
@@ -542,7 +617,7 @@ mod tests {
 
     use super::*;
     use crate::arena::PAGE_BYTES;
-    use crate::unit::Stage;
+    use crate::plan::Residency;
 
     const UNITS: usize = 23;
     const BODY: usize = 17;
@@ -686,25 +761,26 @@ mod tests {
             is_mapped: false,
         };
         let requests = Arc::new(Mutex::new(Vec::new()));
-        let bytes = plan.ring_bytes() as usize + ROW_SLOTS * plan.row_slot_bytes;
         let in_use = Arc::new(AtomicUsize::new(0));
-        let weights = Weights {
+        let mut weights = Weights {
             reader: Box::new(Scripted(Arc::clone(&requests), Arc::clone(&in_use))),
             files: Arc::new(OpenFiles::default()),
             table: SlotTable::new(SLOTS + ROW_SLOTS),
             units: plan.units.clone(),
-            pinned: vec![None; UNITS],
-            ring: Ring::new(&plan),
+            pinned: Pinned::new(&plan, Arena::new(0).unwrap(), true),
+            ring: Ring::new(UNITS, SLOTS),
             extents: extents_of(SLOTS + ROW_SLOTS),
             buffers: SlotBuffers {
-                arena: Arena::new(bytes).unwrap(),
+                arena: Arena::new(plan.ring_bytes() as usize).unwrap(),
+                rows: Arena::new(ROW_SLOTS * plan.row_slot_bytes).unwrap(),
                 ring: (plan.slots, plan.slot_bytes),
                 row_bytes: plan.row_slot_bytes,
                 with_buffers: true,
             },
+            has_spare_ring: false,
             wait: Duration::ZERO,
-            _pinned_arena: Arena::new(0).unwrap(),
         };
+        weights.stream_the_others();
         let script = Script {
             requests,
             in_use,

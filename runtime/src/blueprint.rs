@@ -23,6 +23,7 @@ use emel_model::tokenizer::Tokenizer;
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
+use crate::live_budget::NoticeListener;
 use crate::request::{Prompt, PromptLimits, TextLimit};
 use crate::session::{Identity, SessionKind};
 
@@ -141,6 +142,8 @@ pub struct Blueprint {
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
     pub notices: Vec<String>,
+    /// Who is told when pinned weights are given back or taken again.
+    pub listener: NoticeListener,
     /// What is to go wrong when the engine reads, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -272,6 +275,7 @@ impl Contents {
             sampler_bytes,
             settings,
             notices,
+            listener: NoticeListener::default(),
             faults: None,
             catalog,
             program,

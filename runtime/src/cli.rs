@@ -26,7 +26,7 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, Pro
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::{RamBudget, in_binary_units};
 use crate::error::Error;
-use crate::{Backend, Engine, KvType, TextLimit, Usage};
+use crate::{Backend, Engine, KvType, NoticeListener, TextLimit, Usage};
 
 /// Work that takes longer shows its progress.
 const QUIET_TIME: Duration = Duration::from_secs(1);
@@ -256,6 +256,7 @@ pub fn print(text: &str) -> Result<(), OutputError> {
 /// # Errors
 /// As [`Engine::start`].
 pub async fn start(mut blueprint: Blueprint) -> anyhow::Result<Engine> {
+    blueprint.listener = NoticeListener::new(notice);
     if blueprint.settings.ram_budget == RamBudget::Automatic {
         notice(&format!(
             "RAM budget {}, 85% of what is available; --ram-budget sets it",

@@ -18,6 +18,7 @@ use emel_model::state::SequenceState;
 
 use crate::blueprint::Blueprint;
 use crate::error::Error;
+use crate::live_budget::LiveBudget;
 
 /// A model ready to compute.
 pub struct Generator {
@@ -27,6 +28,7 @@ pub struct Generator {
     steps: Vec<Step>,
     /// The first row of the token embedding; the others follow.
     embedding: Extent,
+    live_budget: Option<LiveBudget>,
     compute: Duration,
 }
 
@@ -79,8 +81,32 @@ impl Generator {
                 bytes: table.row_bytes(),
                 ..table.extent
             },
+            live_budget: None,
             compute: Duration::ZERO,
         })
+    }
+
+    /// Has pinned weights given back and taken again from now on, as memory allows.
+    pub(crate) fn follow(&mut self, live_budget: Option<LiveBudget>) {
+        self.live_budget = live_budget;
+    }
+
+    /// Looks what memory allows, between two passes.
+    pub(crate) fn follow_budget(&mut self) {
+        if let Some(bytes) = self.live_budget.as_mut().and_then(LiveBudget::poll) {
+            self.weights.set_pinned_bytes(bytes);
+        }
+    }
+
+    /// Lets pinned weights take so many bytes of what the plan gives them from the next
+    /// pass on, as [`Weights::set_pinned_bytes`] says.
+    pub fn set_pinned_bytes(&mut self, bytes: u64) {
+        self.weights.set_pinned_bytes(bytes);
+    }
+
+    /// Bytes of pinned weights in memory now.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.weights.pinned_bytes()
     }
 
     /// Runs one pass over `batch`; `next` is the pass expected after it. The logits
@@ -99,6 +125,7 @@ impl Generator {
         if is_cancelled() {
             return Err(PassEnd::Cancelled);
         }
+        self.follow_budget();
         self.check_files()?;
         let mut outcome = self.run(batch, next, is_cancelled).await;
         if outcome.is_ok() {

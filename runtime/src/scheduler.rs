@@ -14,13 +14,16 @@ use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
-use emel_systemd::{Cgroup, Memory};
+use emel_systemd::{Cgroup, Memory, MemoryWatch};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::blueprint::{Blueprint, Io};
+use crate::budget::RamBudget;
 use crate::engine::Description;
 use crate::error::Error;
 use crate::generator::{Generator, PassEnd};
+use crate::live_budget::{LiveBudget, POLL_INTERVAL};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
 use crate::usage::{Usage, milliseconds, rate};
@@ -71,8 +74,11 @@ pub(crate) fn run(
     mut started: oneshot::Sender<Result<Description, Error>>,
     jobs: mpsc::Receiver<Job>,
 ) {
-    // Only a thread to park and wake: the reader has a runtime of its own.
-    let runtime = match tokio::runtime::Builder::new_current_thread().build() {
+    // Only a thread to park and wake, by a clock too: the reader has a runtime of its own.
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             let message = error.to_string();
@@ -116,7 +122,7 @@ async fn build(
     }
     let files = Arc::new(files);
     let mut refused = Vec::new();
-    let (generator, backend) = loop {
+    let (mut generator, backend) = loop {
         let backend = candidates[refused.len()];
         match Generator::build(blueprint, &files, backend, &mut on_bytes).await {
             Err(Error::Weights {
@@ -135,6 +141,12 @@ async fn build(
             "reading with {name}, because {io_reason}: {remedy}"
         ));
     }
+    generator.follow(LiveBudget::new(
+        &blueprint.plan,
+        MemoryWatch::own(),
+        blueprint.settings.ram_budget == RamBudget::Automatic,
+        std::mem::take(&mut blueprint.listener),
+    ));
     if backend.needs_buffers() && !files.all_direct() {
         notices.push(
             "the filesystem refuses O_DIRECT; reads go through the page cache and are dropped from it"
@@ -262,7 +274,12 @@ impl From<PassEnd> for Interruption {
 
 impl Scheduler {
     async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
-        while let Some(job) = jobs.recv().await {
+        loop {
+            let received = timeout(POLL_INTERVAL, jobs.recv()).await;
+            // A limit may change while nobody asks for anything.
+            self.generator.follow_budget();
+            let Ok(received) = received else { continue };
+            let Some(job) = received else { return };
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
                 Job::Evaluate(evaluation) => self.evaluate(evaluation).await,
@@ -458,7 +475,8 @@ impl Scheduler {
                 .bytes_read
                 .checked_div(counts.passes as u64)
                 .unwrap_or(0),
-            pinned_bytes: fixed.pinned_bytes,
+            pinned_bytes: self.generator.pinned_bytes(),
+            given_back_bytes: fixed.pinned_bytes - self.generator.pinned_bytes(),
             ring_bytes: fixed.ring_bytes,
             slot_bytes: fixed.slot_bytes,
             kv_bytes: fixed.kv_bytes,

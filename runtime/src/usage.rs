@@ -27,8 +27,10 @@ pub struct Usage {
     pub retries: u64,
     /// Bytes read per token after the first, on average.
     pub streamed_bytes_per_token: u64,
-    /// Bytes of weights in memory for good.
+    /// Bytes of pinned weights in memory at the end of the request.
     pub pinned_bytes: u64,
+    /// Bytes of pinned weights that have been given back, because a limit shrank.
+    pub given_back_bytes: u64,
     /// Bytes of the slots that the other weights pass through.
     pub ring_bytes: u64,
     /// Bytes of one of these slots.

@@ -137,6 +137,18 @@ impl Cgroup {
         Ok(alone && !self.has_children()?)
     }
 
+    /// The cgroup's folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The folders of the cgroup and of those above it that can be seen.
+    pub(crate) fn ancestors(&self) -> impl Iterator<Item = &Path> {
+        let above = self.mount.parent();
+        let all = self.folder.ancestors();
+        all.take_while(move |folder| Some(*folder) != above)
+    }
+
     fn has_children(&self) -> Result<bool, SystemError> {
         let error = |source| SystemError::Read {
             path: self.folder.clone(),
@@ -202,11 +214,8 @@ impl Cgroup {
         of: impl Fn(&Path) -> Result<Option<u64>, SystemError>,
     ) -> Result<Option<u64>, SystemError> {
         let mut smallest: Option<u64> = None;
-        for folder in self.folder.ancestors() {
+        for folder in self.ancestors() {
             smallest = [smallest, of(folder)?].into_iter().flatten().min();
-            if folder == self.mount {
-                break;
-            }
         }
         Ok(smallest)
     }

@@ -3,6 +3,13 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use emel_kernels::Format;
+use proptest::test_runner::Config as ProptestConfig;
+
+/// Properties are tried on this many inputs, or on as many as `PROPTEST_CASES` says.
+pub(crate) fn cases(usual: u32) -> ProptestConfig {
+    let asked = std::env::var("PROPTEST_CASES").ok();
+    ProptestConfig::with_cases(asked.and_then(|count| count.parse().ok()).unwrap_or(usual))
+}
 
 /// A small generator (SplitMix64), so that a seed is all a failure needs to be repeated.
 pub(crate) struct Random(pub(crate) u64);

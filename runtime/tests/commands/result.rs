@@ -61,6 +61,7 @@ fn statistics_are_complete_and_consistent() {
             "retries",
             "streamed_bytes_per_token",
             "pinned_bytes",
+            "given_back_bytes",
             "ring_bytes",
             "kv_bytes",
             "peak_memory_bytes",

@@ -1,0 +1,262 @@
+//! The budget while the engine runs: pinned weights are given back when the memory
+//! they take is no longer ours, and taken again when it is.
+//!
+//! A limit of the cgroup, or of one above it, is kept to whatever the budget was. Pressure
+//! is obeyed only where nobody chose the budget: who did has said what may be used.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use emel_loader::plan::Plan;
+use emel_systemd::MemoryWatch;
+
+use crate::budget::in_binary_units;
+
+/// Between two looks at the limits.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Between taking memory again and the change before: a limit that is being moved is
+/// not to have units loaded for nothing.
+const TAKE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Between two steps for pressure, whose average is over ten seconds.
+const PRESSURE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Time lost by all tasks, in percent: pinned weights are given back above the first, and
+/// taken again below the second.
+const PRESSURE_HIGH: f32 = 10.0;
+const PRESSURE_LOW: f32 = 1.0;
+
+/// Steps in which pinned weights go for pressure.
+const PRESSURE_STEPS: u64 = 8;
+
+type Listener = Box<dyn FnMut(&str) + Send>;
+
+/// Whoever is told, in a line each, that weights are given back or taken again.
+#[derive(Default)]
+pub struct NoticeListener(Option<Listener>);
+
+impl NoticeListener {
+    /// Has `listener` called on the engine's thread.
+    pub fn new(listener: impl FnMut(&str) + Send + 'static) -> Self {
+        Self(Some(Box::new(listener)))
+    }
+
+    fn tell(&mut self, line: &str) {
+        if let Some(listener) = &mut self.0 {
+            listener(line);
+        }
+    }
+}
+
+impl fmt::Debug for NoticeListener {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.0 {
+            Some(_) => "NoticeListener(Some)",
+            None => "NoticeListener(None)",
+        };
+        formatter.write_str(name)
+    }
+}
+
+/// Decides how much of the planned memory pinned weights may take now.
+pub(crate) struct LiveBudget {
+    watch: MemoryWatch,
+    listener: NoticeListener,
+    policy: Policy,
+    polled: Instant,
+}
+
+impl LiveBudget {
+    /// For a plan of which something can be given back: weights that the engine uses from
+    /// a mapping are page cache, which the kernel takes by itself.
+    pub(crate) fn new(
+        plan: &Plan,
+        watch: MemoryWatch,
+        obeys_pressure: bool,
+        listener: NoticeListener,
+    ) -> Option<Self> {
+        let now = Instant::now();
+        (!plan.is_mapped && plan.pinned_bytes() > 0).then(|| Self {
+            watch,
+            listener,
+            policy: Policy::new(plan.total_bytes(), plan.pinned_bytes(), obeys_pressure, now),
+            polled: now,
+        })
+    }
+
+    /// The bytes that pinned weights may take from now on, if that has changed.
+    pub(crate) fn poll(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        if now < self.polled + POLL_INTERVAL {
+            return None;
+        }
+        self.polled = now;
+        let pressure = self.policy.obeys_pressure.then(|| self.watch.pressure());
+        let lost_percent = pressure.flatten().map(|pressure| pressure.full_percent);
+        let before = self.policy.pinned_bytes;
+        let bytes = self.policy.decide(self.watch.limit(), lost_percent, now)?;
+        self.listener.tell(&self.policy.line(before));
+        Some(bytes)
+    }
+}
+
+/// The decision, apart from what it is made from.
+struct Policy {
+    planned_bytes: u64,
+    pinned_bytes_max: u64,
+    obeys_pressure: bool,
+    /// What pinned weights may take now.
+    pinned_bytes: u64,
+    /// The limit that this is due to.
+    limit: Option<u64>,
+    /// Parts of [`PRESSURE_STEPS`] that have gone for pressure.
+    pressure_steps: u64,
+    pressure_changed: Instant,
+    changed: Instant,
+}
+
+impl Policy {
+    fn new(planned_bytes: u64, pinned_bytes: u64, obeys_pressure: bool, now: Instant) -> Self {
+        Self {
+            planned_bytes,
+            pinned_bytes_max: pinned_bytes,
+            obeys_pressure,
+            pinned_bytes,
+            limit: None,
+            pressure_steps: 0,
+            pressure_changed: now,
+            changed: now,
+        }
+    }
+
+    fn decide(
+        &mut self,
+        limit: Option<u64>,
+        lost_percent: Option<f32>,
+        now: Instant,
+    ) -> Option<u64> {
+        self.follow_pressure(lost_percent.unwrap_or(0.0), now);
+        let over = self.planned_bytes.saturating_sub(limit.unwrap_or(u64::MAX));
+        let by_limit = self.pinned_bytes_max.saturating_sub(over);
+        let by_pressure =
+            self.pinned_bytes_max / PRESSURE_STEPS * (PRESSURE_STEPS - self.pressure_steps);
+        let wanted = match self.pressure_steps {
+            0 => by_limit,
+            _ => by_limit.min(by_pressure),
+        };
+        let takes = wanted > self.pinned_bytes;
+        if wanted == self.pinned_bytes || takes && now < self.changed + TAKE_INTERVAL {
+            return None;
+        }
+        self.limit = limit.filter(|_| over > 0 && wanted == by_limit);
+        self.pinned_bytes = wanted;
+        self.changed = now;
+        Some(wanted)
+    }
+
+    fn follow_pressure(&mut self, lost_percent: f32, now: Instant) {
+        if now < self.pressure_changed + PRESSURE_INTERVAL {
+            return;
+        }
+        let steps = if lost_percent >= PRESSURE_HIGH {
+            (self.pressure_steps + 1).min(PRESSURE_STEPS)
+        } else if lost_percent < PRESSURE_LOW {
+            self.pressure_steps.saturating_sub(1)
+        } else {
+            self.pressure_steps
+        };
+        if steps != self.pressure_steps {
+            self.pressure_steps = steps;
+            self.pressure_changed = now;
+        }
+    }
+
+    /// What to say after a change.
+    fn line(&self, before: u64) -> String {
+        let size = in_binary_units;
+        let (did, why) = match (self.pinned_bytes < before, self.limit) {
+            (true, Some(limit)) => (
+                "gave back",
+                format!("the memory limit is now {}", size(limit)),
+            ),
+            (true, None) => ("gave back", "memory is under pressure".to_owned()),
+            (false, _) => ("takes again", "memory allows it".to_owned()),
+        };
+        format!(
+            "{did} {} of pinned weights, {} may stay: {why}",
+            size(before.abs_diff(self.pinned_bytes)),
+            size(self.pinned_bytes),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn policy(obeys_pressure: bool) -> (Policy, Instant) {
+        let now = Instant::now();
+        (Policy::new(100 * MIB, 80 * MIB, obeys_pressure, now), now)
+    }
+
+    #[test]
+    fn a_limit_below_the_plan_takes_from_what_is_pinned_at_once() {
+        let (mut policy, now) = policy(false);
+        assert_eq!(policy.decide(None, None, now), None);
+        assert_eq!(policy.decide(Some(100 * MIB), None, now), None);
+        assert_eq!(policy.decide(Some(70 * MIB), None, now), Some(50 * MIB));
+        assert_eq!(
+            policy.line(80 * MIB),
+            "gave back 30.0 MiB of pinned weights, 50.0 MiB may stay: the memory limit is now 70.0 MiB"
+        );
+        assert_eq!(policy.decide(Some(70 * MIB), None, now), None);
+        assert_eq!(policy.decide(Some(60 * MIB), None, now), Some(40 * MIB));
+        // Less than everything else needs: nothing more can be given.
+        assert_eq!(policy.decide(Some(MIB), None, now), Some(0));
+    }
+
+    #[test]
+    fn a_limit_that_rises_is_used_after_a_moment() {
+        let (mut policy, now) = policy(false);
+        assert_eq!(policy.decide(Some(50 * MIB), None, now), Some(30 * MIB));
+        assert_eq!(policy.decide(Some(90 * MIB), None, now), None);
+        let later = now + TAKE_INTERVAL;
+        assert_eq!(policy.decide(Some(90 * MIB), None, later), Some(70 * MIB));
+        assert_eq!(
+            policy.line(30 * MIB),
+            "takes again 40.0 MiB of pinned weights, 70.0 MiB may stay: memory allows it"
+        );
+        let later = later + TAKE_INTERVAL;
+        assert_eq!(policy.decide(None, None, later), Some(80 * MIB));
+    }
+
+    #[test]
+    fn pressure_takes_a_part_at_a_time_and_calm_gives_it_back() {
+        let (mut policy, mut now) = policy(true);
+        assert_eq!(
+            policy.decide(None, Some(50.0), now),
+            None,
+            "not at the start"
+        );
+        for left in (0..PRESSURE_STEPS).rev() {
+            now += PRESSURE_INTERVAL;
+            assert_eq!(policy.decide(None, Some(50.0), now), Some(10 * left * MIB));
+            assert!(policy.line(80 * MIB).ends_with("memory is under pressure"));
+            assert_eq!(policy.decide(None, Some(50.0), now), None);
+        }
+        now += PRESSURE_INTERVAL;
+        assert_eq!(policy.decide(None, Some(50.0), now), None);
+        assert_eq!(
+            policy.decide(None, Some(5.0), now),
+            None,
+            "neither high nor low"
+        );
+        for left in 1..=PRESSURE_STEPS {
+            now += PRESSURE_INTERVAL;
+            assert_eq!(policy.decide(None, Some(0.0), now), Some(10 * left * MIB));
+        }
+    }
+}
