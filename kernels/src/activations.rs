@@ -11,7 +11,7 @@
 //! A half whose scale would be below the smallest normal `f32` becomes zeros. Infinite or NaN
 //! values give unspecified results for their rows and never a panic.
 
-use crate::arch::{Routine, Simd};
+use crate::arch::{Routine, Simd, lane_of};
 use crate::path::Kernels;
 use crate::pool::Pool;
 use crate::shared::SharedSlice;
@@ -22,6 +22,8 @@ pub(crate) const PACK_ELEMENTS: usize = 256;
 pub(crate) const GROUP_ELEMENTS: usize = 32;
 /// Values that share a scale.
 const HALF_ELEMENTS: usize = 16;
+/// Halves in a pack.
+const HALVES: usize = PACK_ELEMENTS / HALF_ELEMENTS;
 
 /// 256 quantised activations.
 #[derive(Clone, Copy)]
@@ -31,18 +33,18 @@ pub(crate) struct Q8Pack {
     pub(crate) scales: [[f32; 8]; 2],
     /// What the quants of a group stand for, summed.
     pub(crate) sums: [f32; 8],
-    /// The quants of each group's first half, and of its second, summed.
-    pub(crate) counts: [[i16; 8]; 2],
-    /// The quants.
-    pub(crate) quants: [[i8; GROUP_ELEMENTS]; 8],
+    /// The quants of each half, summed, in the order of [`lane_of`].
+    pub(crate) counts: [i16; HALVES],
+    /// The quants: for each four of a half, those of all halves in the order of [`lane_of`].
+    pub(crate) quants: [[[i8; 4]; HALVES]; HALF_ELEMENTS / 4],
 }
 
 impl Q8Pack {
     const ZERO: Self = Self {
         scales: [[0.0; 8]; 2],
         sums: [0.0; 8],
-        counts: [[0; 8]; 2],
-        quants: [[0; GROUP_ELEMENTS]; 8],
+        counts: [0; HALVES],
+        quants: [[[0; 4]; HALVES]; HALF_ELEMENTS / 4],
     };
 }
 
@@ -213,12 +215,17 @@ impl Routine for Quantise<'_> {
         for (values, pack) in self.values.chunks(PACK_ELEMENTS).zip(self.packs) {
             let (groups, _) = values.as_chunks::<GROUP_ELEMENTS>();
             for (group, values) in groups.iter().enumerate() {
-                let quants = &mut pack.quants[group];
-                let (scales, sums) = quantise_group(simd, values, quants);
-                pack.scales[0][group] = scales[0];
-                pack.scales[1][group] = scales[1];
-                pack.counts[0][group] = sums[0] as i16;
-                pack.counts[1][group] = sums[1] as i16;
+                let mut quants = [0; GROUP_ELEMENTS];
+                let (scales, sums) = quantise_group(simd, values, &mut quants);
+                let (halves, _) = quants.as_chunks::<HALF_ELEMENTS>();
+                for (half, quants) in halves.iter().enumerate() {
+                    let lane = lane_of(group, half);
+                    pack.scales[half][group] = scales[half];
+                    pack.counts[lane] = sums[half] as i16;
+                    for (lanes, four) in pack.quants.iter_mut().zip(quants.as_chunks().0) {
+                        lanes[lane] = *four;
+                    }
+                }
                 pack.sums[group] = scales[0].mul_add(sums[0] as f32, scales[1] * sums[1] as f32);
             }
         }

@@ -1,73 +1,65 @@
 //! Sixteen rows of a quantised matrix, unpacked and laid side by side.
 
-use crate::activations::GROUP_ELEMENTS;
-use crate::arch::{PANEL_ROWS, Simd};
-use crate::block::Meaning;
+use crate::arch::{PANEL_ROWS, Simd, lane_of};
+use crate::block::{PackRows, QuantisedBlock};
 
 /// 256 columns of sixteen rows: eight groups of 32.
 #[repr(C, align(64))]
 pub(crate) struct Panel {
     /// Per group and four of its columns: four unsigned bytes of each row.
     pub(crate) quants: [[[u8; 4 * PANEL_ROWS]; 8]; 8],
+    /// What the bytes are multiplied by.
+    pub(crate) scales: PanelScales,
+}
+
+/// The scales and minima of 256 columns of sixteen rows.
+#[repr(C, align(64))]
+pub(crate) struct PanelScales {
     /// Per half and group; the second half only if the format has scales per 16.
     pub(crate) scales: [[[f32; PANEL_ROWS]; 8]; 2],
     /// As the scales, if the format has minima.
     pub(crate) minima: [[[f32; PANEL_ROWS]; 8]; 2],
 }
 
-impl Panel {
+impl PanelScales {
     pub(crate) const ZERO: Self = Self {
-        quants: [[[0; 4 * PANEL_ROWS]; 8]; 8],
         scales: [[[0.0; PANEL_ROWS]; 8]; 2],
         minima: [[[0.0; PANEL_ROWS]; 8]; 2],
     };
 }
 
-/// 256 columns of one row, for formats that unpack a row at a time.
-#[derive(Clone, Copy)]
-#[repr(align(32))]
-pub(crate) struct RowPack {
-    /// Unsigned bytes.
-    pub(crate) quants: [[u8; GROUP_ELEMENTS]; 8],
-    /// Scale per group; of its second half too, if the format has one per 16.
-    pub(crate) scales: [[f32; 8]; 2],
-    /// As the scales, if the format has minima.
-    pub(crate) minima: [[f32; 8]; 2],
-}
-
-impl RowPack {
+impl Panel {
     pub(crate) const ZERO: Self = Self {
-        quants: [[0; GROUP_ELEMENTS]; 8],
-        scales: [[0.0; 8]; 2],
-        minima: [[0.0; 8]; 2],
+        quants: [[[0; 4 * PANEL_ROWS]; 8]; 8],
+        scales: PanelScales::ZERO,
     };
-}
 
-/// Lays sixteen rows side by side: the first `groups` groups.
-#[inline(always)]
-pub(crate) fn assemble<S: Simd, M: Meaning>(
-    simd: S,
-    rows: &[RowPack; PANEL_ROWS],
-    groups: usize,
-    panel: &mut Panel,
-) {
-    for group in 0..groups {
-        let mut quants = [&rows[0].quants[group]; PANEL_ROWS];
-        for (quants, row) in quants.iter_mut().zip(rows) {
-            *quants = &row.quants[group];
+    /// Unpacks 256 columns of sixteen rows.
+    #[inline(always)]
+    pub(crate) fn unpack<S: Simd, F: QuantisedBlock>(
+        &mut self,
+        simd: S,
+        rows: &PackRows<'_, F::Raw>,
+    ) {
+        F::unpack_scales(simd, rows, &mut self.scales);
+        let first = F::unpack_row(simd, rows[0]);
+        let mut quads = [
+            [first[0]; PANEL_ROWS],
+            [first[1]; PANEL_ROWS],
+            [first[2]; PANEL_ROWS],
+            [first[3]; PANEL_ROWS],
+        ];
+        for (row, blocks) in rows.iter().enumerate().skip(1) {
+            let unpacked = F::unpack_row(simd, blocks);
+            for (quads, unpacked) in quads.iter_mut().zip(unpacked) {
+                quads[row] = unpacked;
+            }
         }
-        let quads = simd.interleave(&quants);
-        for (quads, out) in quads.into_iter().zip(&mut panel.quants[group]) {
-            simd.store_quads(quads, out);
-        }
-    }
-    for half in 0..1 + usize::from(M::HALVES) {
-        for group in 0..groups {
-            for (row, pack) in rows.iter().enumerate() {
-                panel.scales[half][group][row] = pack.scales[half][group];
-                if M::HAS_MINIMUM {
-                    panel.minima[half][group][row] = pack.minima[half][group];
-                }
+        for (quad, halves_of_rows) in quads.into_iter().enumerate() {
+            let rows_of_halves = simd.transpose_quads(halves_of_rows);
+            for (group, quants) in self.quants.iter_mut().enumerate() {
+                simd.store_quads(rows_of_halves[lane_of(group, 0)], &mut quants[quad]);
+                simd.store_quads(rows_of_halves[lane_of(group, 1)], &mut quants[4 + quad]);
             }
         }
     }

@@ -120,15 +120,17 @@ pub(crate) trait Simd: Panels + Send + Sync + 'static {
     fn narrow(self, lanes: [Self::Floats; 4], out: &mut [i8; 32]) -> [i32; 2];
 }
 
-/// Sixteen rows of a matrix side by side: what integer products are made of.
+/// Sixteen lanes of four bytes or one number: what integer products are made of.
 ///
-/// A lane is a row, so no operation here mixes rows, and nothing needs to be summed across lanes.
+/// The lanes are either sixteen rows of a matrix side by side, or the sixteen halves of 256 columns
+/// of one row, in the order of [`lane_of`]; the transpositions turn one into the other. Nothing
+/// else mixes lanes, and nothing is summed across them.
 pub(crate) trait Panels: Copy {
-    /// One `f32` per row.
+    /// One `f32` per lane.
     type Rows: Copy;
-    /// One 32-bit integer per row.
+    /// One 32-bit integer per lane.
     type Counts: Copy;
-    /// Four consecutive weights, unsigned bytes, of each row.
+    /// Four consecutive weights, unsigned bytes, per lane.
     type Quads: Copy;
     /// Whether there are registers for two panels times four tokens (32 of 64 bytes), rather than
     /// one panel times three (16 of 32 bytes).
@@ -138,17 +140,26 @@ pub(crate) trait Panels: Copy {
     fn load_rows(self, rows: &[f32; PANEL_ROWS]) -> Self::Rows;
     /// Writes one value per row.
     fn store_rows(self, rows: Self::Rows, out: &mut [f32; PANEL_ROWS]);
-    /// All rows `value`.
+    /// All lanes `value`.
     fn splat_counts(self, value: i32) -> Self::Counts;
-    /// Four weights per row, row after row.
+    /// `-count · 2^shift` for each lane.
+    fn offset_counts(self, counts: &[i16; PANEL_ROWS], shift: u32) -> Self::Counts;
+    /// Four weights per lane, lane after lane.
     fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> Self::Quads;
-    /// `counts + Σ weights[i]·values[i]` over the four, exactly. Weights are at most 128 unless
-    /// `WIDE`; values are at least -127.
+    /// `counts + Σ weights[i]·values[i]` over the four, exactly; every lane meets the same values.
+    /// Weights are at most 128 unless `WIDE`; values are at least -127.
     fn dot_quads<const WIDE: bool>(
         self,
         counts: Self::Counts,
         weights: Self::Quads,
         values: &[i8; 4],
+    ) -> Self::Counts;
+    /// As [`Panels::dot_quads`], where every lane meets four values of its own.
+    fn dot_lanes<const WIDE: bool>(
+        self,
+        counts: Self::Counts,
+        weights: Self::Quads,
+        values: &[[i8; 4]; PANEL_ROWS],
     ) -> Self::Counts;
     /// The counts as `f32`. They are below 2²⁴ in magnitude, so this is exact.
     fn counts_as_rows(self, counts: Self::Counts) -> Self::Rows;
@@ -158,31 +169,52 @@ pub(crate) trait Panels: Copy {
     fn add_products(self, a: Self::Rows, b: Self::Rows, sums: Self::Rows) -> Self::Rows;
     /// `a · scale + sums`, rounded once.
     fn add_scaled(self, a: Self::Rows, scale: f32, sums: Self::Rows) -> Self::Rows;
+    /// Lane `l` of result `k` is lane `k` of operand `l`.
+    fn transpose_counts(self, counts: [Self::Counts; PANEL_ROWS]) -> [Self::Counts; PANEL_ROWS];
+    /// As [`Panels::transpose_counts`].
+    fn transpose_quads(self, quads: [Self::Quads; PANEL_ROWS]) -> [Self::Quads; PANEL_ROWS];
     /// Thirty-two bytes of each row, four at a time: element `q` has bytes `4q..4q + 4`.
     fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [Self::Quads; 8];
     /// As [`Panels::interleave`], sixteen bytes.
     fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [Self::Quads; 4];
-    /// Writes four bytes per row, row after row.
+    /// Twice thirty-two bytes.
+    fn load_pair(self, bytes: [&[u8; 32]; 2]) -> Self::Quads;
+    /// Twice sixteen bytes, each of them two times: `[a, a, b, b]`.
+    fn load_twice(self, bytes: [&[u8; 16]; 2]) -> Self::Quads;
+    /// In each run of four lanes: lane `k` of result `q` is lane `q` of operand `k`.
+    fn transpose_fours(self, quads: [Self::Quads; 4]) -> [Self::Quads; 4];
+    /// In each run of four lanes: result `q` is lane `q` of `a`, `a`, `b`, `b`.
+    fn repeat_lanes(self, a: Self::Quads, b: Self::Quads) -> [Self::Quads; 4];
+    /// In each run of four lanes: result `q` is lane `q` of `a`, `b`, `a`, `b`.
+    fn alternate_lanes(self, a: Self::Quads, b: Self::Quads) -> [Self::Quads; 4];
+    /// Writes four bytes per lane, lane after lane.
     fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]);
-    /// Four bytes per row, as a little-endian word each.
+    /// Four bytes per lane, as a little-endian word each.
     fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads;
-    /// `(word >> shift) & mask` of each row's four bytes as one word, `mask` repeated in each byte.
+    /// `(word >> shift) & mask` of each lane's four bytes as one word, `mask` repeated in each byte.
     fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads;
-    /// Bits `shift..shift + 4` of each row's word as four bytes of 0 or 1.
-    fn bits_as_quads(self, words: Self::Quads, shift: u32) -> Self::Quads;
+    /// As [`Panels::quad_bits`], each lane shifted by its own number of bits.
+    fn quad_bits_each(
+        self,
+        quads: Self::Quads,
+        shifts: &[u32; PANEL_ROWS],
+        mask: u8,
+    ) -> Self::Quads;
+    /// Bits `shift..shift + 4` of each lane's word as four bytes of 0 or 1.
+    fn bits_as_quads(self, words: Self::Quads, shifts: &[u32; PANEL_ROWS]) -> Self::Quads;
     /// `a | b << 4`, where no bit of `b` leaves its byte.
     fn or_shifted(self, a: Self::Quads, b: Self::Quads) -> Self::Quads;
     /// `table[byte]` for bytes below 16.
     fn look_up_quads(self, table: &[u8; 16], quads: Self::Quads) -> Self::Quads;
     /// Every byte's top bit inverted: signed bytes become unsigned ones that are 128 higher.
     fn raise_quads(self, quads: Self::Quads) -> Self::Quads;
-    /// Byte `index` of each row's four, unsigned.
+    /// Byte `index` of each lane's four, unsigned.
     fn byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
-    /// Byte `index` of each row's four, signed.
+    /// Byte `index` of each lane's four, signed.
     fn signed_byte_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
-    /// The half-precision value in the low (0) or high (1) two bytes of each row's four.
+    /// The half-precision value in the low (0) or high (1) two bytes of each lane's four.
     fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
-    /// Each row's four bytes as the bits of an `f32`.
+    /// Each lane's four bytes as the bits of an `f32`.
     fn words_as_rows(self, quads: Self::Quads) -> Self::Rows;
     /// Sixteen little-endian half-precision values, converted exactly.
     fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows;
@@ -190,6 +222,15 @@ pub(crate) trait Panels: Copy {
     fn load_signed_bytes(self, bytes: &[u8; PANEL_ROWS]) -> Self::Rows;
     /// `a · b`, rounded.
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows;
+}
+
+/// Where half `half` (0 or 1) of group `group` (of eight) lies when the lanes are the halves of
+/// 256 columns: groups 0–3 before 4–7, and of four groups the first halves before the second, so
+/// that four groups' bytes, one group after the other, come into this order by transpositions of
+/// 4 × 4 lanes.
+#[inline(always)]
+pub(crate) const fn lane_of(group: usize, half: usize) -> usize {
+    group / 4 * 8 + half * 4 + group % 4
 }
 
 /// Fewer than eight values, padded with zeros.

@@ -221,6 +221,11 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
+    fn offset_counts(self, counts: &[i16; PANEL_ROWS], shift: u32) -> Self::Counts {
+        counts.map(|count| -(i32::from(count) << shift))
+    }
+
+    #[inline(always)]
     fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> Self::Quads {
         let (quads, _) = quads.as_chunks();
         std::array::from_fn(|row| quads[row])
@@ -237,6 +242,20 @@ impl Panels for Scalar {
             let pairs = weights[row].into_iter().zip(values);
             let products = pairs.map(|(weight, value)| i32::from(weight) * i32::from(*value));
             counts[row] + products.sum::<i32>()
+        })
+    }
+
+    #[inline(always)]
+    fn dot_lanes<const WIDE: bool>(
+        self,
+        counts: Self::Counts,
+        weights: Self::Quads,
+        values: &[[i8; 4]; PANEL_ROWS],
+    ) -> Self::Counts {
+        std::array::from_fn(|lane| {
+            let pairs = weights[lane].into_iter().zip(values[lane]);
+            let products = pairs.map(|(weight, value)| i32::from(weight) * i32::from(value));
+            counts[lane] + products.sum::<i32>()
         })
     }
 
@@ -258,6 +277,41 @@ impl Panels for Scalar {
     #[inline(always)]
     fn add_scaled(self, a: Self::Rows, scale: f32, sums: Self::Rows) -> Self::Rows {
         std::array::from_fn(|row| a[row].mul_add(scale, sums[row]))
+    }
+
+    #[inline(always)]
+    fn transpose_counts(self, counts: [Self::Counts; PANEL_ROWS]) -> [Self::Counts; PANEL_ROWS] {
+        transposed(counts)
+    }
+
+    #[inline(always)]
+    fn transpose_quads(self, quads: [Self::Quads; PANEL_ROWS]) -> [Self::Quads; PANEL_ROWS] {
+        transposed(quads)
+    }
+
+    #[inline(always)]
+    fn load_pair(self, bytes: [&[u8; 32]; 2]) -> Self::Quads {
+        std::array::from_fn(|lane| bytes[lane / 8].as_chunks().0[lane % 8])
+    }
+
+    #[inline(always)]
+    fn load_twice(self, bytes: [&[u8; 16]; 2]) -> Self::Quads {
+        std::array::from_fn(|lane| bytes[lane / 8].as_chunks().0[lane % 4])
+    }
+
+    #[inline(always)]
+    fn transpose_fours(self, quads: [Self::Quads; 4]) -> [Self::Quads; 4] {
+        fours(|word, lane| quads[lane % 4][lane / 4 * 4 + word])
+    }
+
+    #[inline(always)]
+    fn repeat_lanes(self, a: Self::Quads, b: Self::Quads) -> [Self::Quads; 4] {
+        fours(|word, lane| [a, a, b, b][lane % 4][lane / 4 * 4 + word])
+    }
+
+    #[inline(always)]
+    fn alternate_lanes(self, a: Self::Quads, b: Self::Quads) -> [Self::Quads; 4] {
+        fours(|word, lane| [a, b, a, b][lane % 4][lane / 4 * 4 + word])
     }
 
     #[inline(always)]
@@ -287,9 +341,22 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
-    fn bits_as_quads(self, words: Self::Quads, shift: u32) -> Self::Quads {
-        words.map(|word| {
-            let bits = u32::from_le_bytes(word) >> shift;
+    fn quad_bits_each(
+        self,
+        quads: Self::Quads,
+        shifts: &[u32; PANEL_ROWS],
+        mask: u8,
+    ) -> Self::Quads {
+        let mask = u32::from_le_bytes([mask; 4]);
+        std::array::from_fn(|lane| {
+            ((u32::from_le_bytes(quads[lane]) >> shifts[lane]) & mask).to_le_bytes()
+        })
+    }
+
+    #[inline(always)]
+    fn bits_as_quads(self, words: Self::Quads, shifts: &[u32; PANEL_ROWS]) -> Self::Quads {
+        std::array::from_fn(|lane| {
+            let bits = u32::from_le_bytes(words[lane]) >> shifts[lane];
             [bits, bits >> 1, bits >> 2, bits >> 3].map(|bit| (bit & 1) as u8)
         })
     }
@@ -343,6 +410,18 @@ impl Panels for Scalar {
     fn multiply_rows(self, a: Self::Rows, b: Self::Rows) -> Self::Rows {
         std::array::from_fn(|row| a[row] * b[row])
     }
+}
+
+/// Lane `l` of result `k` is lane `k` of operand `l`.
+#[inline(always)]
+fn transposed<T: Copy>(lanes: [[T; PANEL_ROWS]; PANEL_ROWS]) -> [[T; PANEL_ROWS]; PANEL_ROWS] {
+    std::array::from_fn(|row| std::array::from_fn(|column| lanes[column][row]))
+}
+
+/// Four results from `quad(result, lane)`.
+#[inline(always)]
+fn fours(quad: impl Fn(usize, usize) -> [u8; 4]) -> [[[u8; 4]; PANEL_ROWS]; 4] {
+    std::array::from_fn(|result| std::array::from_fn(|lane| quad(result, lane)))
 }
 
 /// The greater value; the second when unordered.

@@ -6,9 +6,8 @@
 //! the dot product go through vectors.
 
 use super::code_books::IQ1_S;
-use super::{ActivationFormat, Block, RowBlock, SignedHalves};
+use super::{ActivationFormat, Block, RowBlock, RowScales, SignedHalves};
 use crate::arch::{Scalar, Simd};
-use crate::panel::RowPack;
 
 /// A format of 256 weights from a code book.
 pub(crate) trait CodedBlock: 'static {
@@ -55,8 +54,13 @@ macro_rules! coded_blocks {
             const OFFSET_LOG2: u32 = 6;
 
             #[inline(always)]
-            fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-                unpack::<$block, S>(simd, &blocks[0], out);
+            fn row_scales<S: Simd>(simd: S, blocks: &[Self::Raw]) -> RowScales {
+                scales::<$block, S>(simd, &blocks[0])
+            }
+
+            #[inline(always)]
+            fn row_quants<S: Simd>(simd: S, blocks: &[Self::Raw], groups: &mut [[u8; 32]; 8]) {
+                quants::<$block, S>(simd, &blocks[0], groups);
             }
         }
     )*};
@@ -85,14 +89,22 @@ fn dequantise<C: CodedBlock>(raw: &C::Raw, out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn unpack<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw, out: &mut RowPack) {
+fn scales<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw) -> RowScales {
     let scale = simd.f16(C::scale(raw));
+    let mut out = RowScales::ZERO;
     for index in 0..8 {
-        let group = C::group(raw, scale, index);
+        let scales = C::group(raw, scale, index).scales;
+        [out.scales[0][index], out.scales[1][index]] = scales;
+    }
+    out
+}
+
+#[inline(always)]
+fn quants<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw, groups: &mut [[u8; 32]; 8]) {
+    for (index, out) in groups.iter_mut().enumerate() {
+        let group = C::group(raw, 0.0, index);
         let weights = simd.negate_where(simd.load_bytes(&group.weights), group.negative);
-        simd.store_bytes(simd.add_byte(weights, 64), &mut out.quants[index]);
-        out.scales[0][index] = group.scales[0];
-        out.scales[1][index] = group.scales[1];
+        simd.store_bytes(simd.add_byte(weights, 64), out);
     }
 }
 

@@ -5,10 +5,10 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
-    of_one_length, parts, raised, store_nibbles, store_scales,
+    halves_of_indices, parts_of_eight, raised, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 32 weights in 18 bytes.
 pub(crate) enum IQ4NL {}
@@ -39,14 +39,15 @@ impl QuantisedBlock for IQ4NL {
     const OFFSET_LOG2: u32 = 7;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let (rows, groups) = of_one_length(rows);
-        for group in 0..groups {
-            let blocks = blocks_at(&rows, group);
-            store_scales(simd, &blocks, group, panel);
-            let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);
-            store_nibbles(simd, &parts(&blocks, 2), look_up, &mut panel.quants[group]);
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for group in 0..8 {
+            store_scales(simd, &blocks_at(rows, group), group, scales);
         }
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        halves_of_indices(simd, &parts_of_eight(blocks, 2), &RAISED_STEPS)
     }
 }
 

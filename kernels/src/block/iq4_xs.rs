@@ -6,11 +6,11 @@
 
 use super::iq4_nl::{RAISED_STEPS, STEPS};
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at, part, parts,
-    store_nibbles,
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
+    halves_of_indices, part,
 };
 use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 256 weights in 136 bytes.
 pub(crate) enum IQ4XS {}
@@ -45,18 +45,22 @@ impl QuantisedBlock for IQ4XS {
     const OFFSET_LOG2: u32 = 7;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let blocks = blocks_at(rows, 0);
-        for (row, block) in blocks.iter().enumerate() {
-            let scales = unpack_scales(simd.f16(*part(*block, 0)), part(*block, 2));
-            for (group, scale) in scales.into_iter().enumerate() {
-                panel.scales[0][group][row] = scale;
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for (row, block) in blocks_at(rows, 0).into_iter().enumerate() {
+            let of_row = unpack_scales(simd.f16(*part(block, 0)), part(block, 2));
+            for (scales, scale) in scales.scales[0].iter_mut().zip(of_row) {
+                scales[row] = scale;
             }
         }
-        let look_up = |quads| simd.look_up_quads(&RAISED_STEPS, quads);
-        for (group, quants) in panel.quants.iter_mut().enumerate() {
-            store_nibbles(simd, &parts(&blocks, 8 + 16 * group), look_up, quants);
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        let mut groups = [part(&blocks[0], 8); 8];
+        for (index, group) in groups.iter_mut().enumerate() {
+            *group = part(&blocks[0], 8 + 16 * index);
         }
+        halves_of_indices(simd, &groups, &RAISED_STEPS)
     }
 }
 

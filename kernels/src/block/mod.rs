@@ -6,6 +6,7 @@
 //! * [`FloatBlock`]: the weights are floats and meet `f32` activations directly;
 //! * [`QuantisedBlock`]: the weights are small integers, which a format unpacks to unsigned bytes
 //!   with their scales, and meet Q8 activations (see `activations.rs`) in integer dot products.
+//!   [`RowBlock`] is a simpler way to be one.
 //!
 //! The IQ1 to IQ3 formats, whose weights are indices into code books, share `coded.rs` and the
 //! tables of `code_books.rs`.
@@ -41,8 +42,8 @@ mod tq1_0;
 mod tq2_0;
 
 use crate::activations::GROUP_ELEMENTS;
-use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::{Panel, RowPack, assemble};
+use crate::arch::{PANEL_ROWS, Simd, lane_of};
+use crate::panel::PanelScales;
 
 /// How a dot product wants the activations of a format's matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,33 +86,41 @@ pub(crate) trait QuantisedBlock: Block {
     /// What is to be subtracted from an unpacked byte, as a power of two: its logarithm. Not used
     /// by formats with a minimum.
     const OFFSET_LOG2: u32 = 0;
-    /// Unpacks up to 256 consecutive columns of sixteen rows: of each row one block of 256, or up
-    /// to eight of 32.
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel);
+    /// Unpacks the scales, and the minima if there are any, of 256 columns of sixteen rows.
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales);
+    /// Unpacks 256 weights of a row: the sixteen halves of its eight groups side by side in the
+    /// order of [`lane_of`](crate::arch::lane_of), four bytes of each in each result.
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4];
 }
 
-/// The blocks of 256 columns, of sixteen rows; as many in each.
+/// The blocks of 256 columns, one of 256 or eight of 32, of sixteen rows.
 pub(crate) type PackRows<'a, R> = [&'a [R]; PANEL_ROWS];
 
-/// The same rows, all cut to one length, so that the compiler sees that they have it.
-#[inline(always)]
-fn of_one_length<'a, R>(rows: &PackRows<'a, R>) -> (PackRows<'a, R>, usize) {
-    let length = rows[0].len();
-    let mut cut = *rows;
-    for row in &mut cut {
-        *row = &row[..length];
-    }
-    (cut, length)
-}
-
-/// A quantised format that unpacks one row at a time, which is simpler and slower.
+/// A quantised format that unpacks to memory, which is simpler and slower.
 pub(crate) trait RowBlock: Block {
     /// As [`QuantisedBlock::Meaning`].
     type Meaning: Meaning;
     /// As [`QuantisedBlock::OFFSET_LOG2`].
     const OFFSET_LOG2: u32 = 0;
-    /// Unpacks up to 256 consecutive weights of a row.
-    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack);
+    /// Unpacks the scales of 256 consecutive weights.
+    fn row_scales<S: Simd>(simd: S, blocks: &[Self::Raw]) -> RowScales;
+    /// Unpacks 256 consecutive weights, group by group.
+    fn row_quants<S: Simd>(simd: S, blocks: &[Self::Raw], groups: &mut [[u8; GROUP_ELEMENTS]; 8]);
+}
+
+/// The scales of eight groups of a row.
+pub(crate) struct RowScales {
+    /// Of their first halves and of their second; the latter only if the format has scales per 16.
+    scales: [[f32; 8]; 2],
+    /// As the scales, if the format has minima.
+    minima: [[f32; 8]; 2],
+}
+
+impl RowScales {
+    const ZERO: Self = Self {
+        scales: [[0.0; 8]; 2],
+        minima: [[0.0; 8]; 2],
+    };
 }
 
 impl<F: RowBlock> QuantisedBlock for F {
@@ -119,14 +128,114 @@ impl<F: RowBlock> QuantisedBlock for F {
     const OFFSET_LOG2: u32 = F::OFFSET_LOG2;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, F::Raw>, panel: &mut Panel) {
-        let mut packs = [RowPack::ZERO; PANEL_ROWS];
-        for (row, pack) in rows.iter().zip(&mut packs) {
-            F::unpack_row(simd, row, pack);
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, F::Raw>, scales: &mut PanelScales) {
+        for (row, blocks) in rows.iter().enumerate() {
+            let of_row = F::row_scales(simd, blocks);
+            for half in 0..1 + usize::from(F::Meaning::HALVES) {
+                for group in 0..8 {
+                    scales.scales[half][group][row] = of_row.scales[half][group];
+                    if F::Meaning::HAS_MINIMUM {
+                        scales.minima[half][group][row] = of_row.minima[half][group];
+                    }
+                }
+            }
         }
-        let groups = rows[0].len() * F::ELEMENTS / GROUP_ELEMENTS;
-        assemble::<S, F::Meaning>(simd, &packs, groups, panel);
     }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[F::Raw]) -> [S::Quads; 4] {
+        let mut groups = [[0; GROUP_ELEMENTS]; 8];
+        F::row_quants(simd, blocks, &mut groups);
+        halves_of_groups(simd, &groups.each_ref())
+    }
+}
+
+/// The halves of eight groups, as [`QuantisedBlock::unpack_row`] returns them.
+#[inline(always)]
+fn halves_of_groups<S: Simd>(simd: S, groups: &[&[u8; GROUP_ELEMENTS]; 8]) -> [S::Quads; 4] {
+    simd.transpose_fours([
+        simd.load_pair([groups[0], groups[4]]),
+        simd.load_pair([groups[1], groups[5]]),
+        simd.load_pair([groups[2], groups[6]]),
+        simd.load_pair([groups[3], groups[7]]),
+    ])
+}
+
+/// The halves of eight groups whose bytes hold a weight of the first half in their low nibbles and
+/// one of the second half in their high nibbles.
+#[inline(always)]
+fn halves_of_nibbles<S: Simd>(simd: S, groups: &[&[u8; 16]; 8]) -> [S::Quads; 4] {
+    const SHIFTS: [u32; PANEL_ROWS] = [0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4];
+    let mut quads = simd.transpose_fours([
+        simd.load_twice([groups[0], groups[4]]),
+        simd.load_twice([groups[1], groups[5]]),
+        simd.load_twice([groups[2], groups[6]]),
+        simd.load_twice([groups[3], groups[7]]),
+    ]);
+    for quads in &mut quads {
+        *quads = simd.quad_bits_each(*quads, &SHIFTS, 15);
+    }
+    quads
+}
+
+/// As [`halves_of_nibbles`], and each nibble through a table.
+#[inline(always)]
+fn halves_of_indices<S: Simd>(simd: S, groups: &[&[u8; 16]; 8], table: &[u8; 16]) -> [S::Quads; 4] {
+    let mut quads = halves_of_nibbles(simd, groups);
+    for quads in &mut quads {
+        *quads = simd.look_up_quads(table, *quads);
+    }
+    quads
+}
+
+/// As [`halves_of_nibbles`], with a fifth bit for each weight: bit `i` of a group's word is weight
+/// `i`'s.
+#[inline(always)]
+fn halves_of_nibbles_and_fifth_bits<S: Simd>(
+    simd: S,
+    groups: &[&[u8; 16]; 8],
+    fifth: &[&[u8; 4]; 8],
+) -> [S::Quads; 4] {
+    /// Where the bits of four weights are: weights `4·quad..` of the lane's half.
+    const SHIFTS: [[u32; PANEL_ROWS]; 4] = {
+        let mut shifts = [[0; PANEL_ROWS]; 4];
+        let mut quad = 0;
+        while quad < 4 {
+            let mut lane = 0;
+            while lane < PANEL_ROWS {
+                shifts[quad][lane] = (16 * (lane / 4 % 2) + 4 * quad) as u32;
+                lane += 1;
+            }
+            quad += 1;
+        }
+        shifts
+    };
+    let mut words = [0; PANEL_ROWS];
+    for (group, bits) in fifth.iter().enumerate() {
+        let word = u32::from_le_bytes(**bits);
+        words[lane_of(group, 0)] = word;
+        words[lane_of(group, 1)] = word;
+    }
+    let words = simd.load_words(&words);
+    let mut quads = halves_of_nibbles(simd, groups);
+    for (quads, shifts) in quads.iter_mut().zip(&SHIFTS) {
+        *quads = simd.or_shifted(*quads, simd.bits_as_quads(words, shifts));
+    }
+    quads
+}
+
+/// `N` bytes of each of eight blocks from `offset`.
+#[inline(always)]
+fn parts_of_eight<const N: usize, const B: usize>(
+    blocks: &[[u8; B]],
+    offset: usize,
+) -> [&[u8; N]; 8] {
+    let blocks: &[[u8; B]; 8] = blocks.first_chunk().expect("a pack of blocks of 32");
+    let mut parts = [part(&blocks[0], offset); 8];
+    for (part_of, block) in parts.iter_mut().zip(blocks) {
+        *part_of = part(block, offset);
+    }
+    parts
 }
 
 /// Block `index` of each row.
@@ -186,10 +295,10 @@ fn store_scales<S: Simd, const B: usize>(
     simd: S,
     blocks: &[&[u8; B]; PANEL_ROWS],
     group: usize,
-    panel: &mut Panel,
+    scales: &mut PanelScales,
 ) {
-    let scales = simd.half_as_rows(words_of_two(simd, blocks, 0), 0);
-    simd.store_rows(scales, &mut panel.scales[0][group]);
+    let halves = words_of_two(simd, blocks, 0);
+    simd.store_rows(simd.half_as_rows(halves, 0), &mut scales.scales[0][group]);
 }
 
 /// Writes the half-precision scales and minima that blocks of a group begin with.
@@ -198,27 +307,11 @@ fn store_scales_and_minima<S: Simd, const B: usize>(
     simd: S,
     blocks: &[&[u8; B]; PANEL_ROWS],
     group: usize,
-    panel: &mut Panel,
+    scales: &mut PanelScales,
 ) {
     let head = words_of_four(simd, blocks, 0);
-    simd.store_rows(simd.half_as_rows(head, 0), &mut panel.scales[0][group]);
-    simd.store_rows(simd.half_as_rows(head, 1), &mut panel.minima[0][group]);
-}
-
-/// Writes the low nibbles of sixteen bytes per row as columns 0–15 of a group, the high nibbles as
-/// columns 16–31, each through `convert`.
-#[inline(always)]
-fn store_nibbles<S: Simd>(
-    simd: S,
-    bytes: &[&[u8; 16]; PANEL_ROWS],
-    convert: impl Fn(S::Quads) -> S::Quads,
-    group: &mut [[u8; 4 * PANEL_ROWS]; 8],
-) {
-    let quads = simd.interleave_half(bytes);
-    for (quad, quads) in quads.into_iter().enumerate() {
-        simd.store_quads(convert(simd.quad_bits(quads, 0, 15)), &mut group[quad]);
-        simd.store_quads(convert(simd.quad_bits(quads, 4, 15)), &mut group[quad + 4]);
-    }
+    simd.store_rows(simd.half_as_rows(head, 0), &mut scales.scales[0][group]);
+    simd.store_rows(simd.half_as_rows(head, 1), &mut scales.minima[0][group]);
 }
 
 /// How a weight follows from its unpacked byte `q`, as constants that a kernel is compiled for.
@@ -253,28 +346,11 @@ meanings! {
     WithMinimumHalves: true, true, false, "A scale and a minimum per 16.";
 }
 
+/// Blocks of 32 in 256 columns.
+pub(crate) const BLOCKS_PER_PACK_MAX: usize = 8;
+
 /// The widest block of any format.
 pub(crate) const BLOCK_ELEMENTS_MAX: usize = 256;
-
-/// As [`store_nibbles`], with a fifth bit for each weight: bit `i` of the row's word is weight
-/// `i`'s.
-#[inline(always)]
-fn store_nibbles_and_fifth_bits<S: Simd>(
-    simd: S,
-    bytes: &[&[u8; 16]; PANEL_ROWS],
-    fifth: S::Quads,
-    group: &mut [[u8; 4 * PANEL_ROWS]; 8],
-) {
-    let quads = simd.interleave_half(bytes);
-    for (quad, quads) in quads.into_iter().enumerate() {
-        for half in 0..2 {
-            let place = quad + 4 * half;
-            let nibbles = simd.quad_bits(quads, 4 * half as u32, 15);
-            let fifth = simd.bits_as_quads(fifth, 4 * place as u32);
-            simd.store_quads(simd.or_shifted(nibbles, fifth), &mut group[place]);
-        }
-    }
-}
 
 /// The four bit pairs of 32 bytes, lowest first.
 #[inline(always)]

@@ -4,11 +4,11 @@
 //! 17 bytes: `e` (1), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, of_one_length, parts,
-    raised, store_nibbles,
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, halves_of_indices,
+    parts_of_eight, raised,
 };
-use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::Panel;
+use crate::arch::Simd;
+use crate::panel::PanelScales;
 
 /// 32 weights in 17 bytes.
 pub(crate) enum MXFP4 {}
@@ -39,18 +39,17 @@ impl QuantisedBlock for MXFP4 {
     const OFFSET_LOG2: u32 = 4;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let (rows, groups) = of_one_length(rows);
-        for group in 0..groups {
-            let blocks = blocks_at(&rows, group);
-            let mut scales = [0.0; PANEL_ROWS];
-            for (scale, block) in scales.iter_mut().zip(blocks) {
+    fn unpack_scales<S: Simd>(_: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for (group, scales) in scales.scales[0].iter_mut().enumerate() {
+            for (scale, block) in scales.iter_mut().zip(blocks_at(rows, group)) {
                 *scale = half_power(block[0]);
             }
-            panel.scales[0][group] = scales;
-            let look_up = |quads| simd.look_up_quads(&RAISED, quads);
-            store_nibbles(simd, &parts(&blocks, 1), look_up, &mut panel.quants[group]);
         }
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        halves_of_indices(simd, &parts_of_eight(blocks, 1), &RAISED)
     }
 }
 

@@ -5,9 +5,10 @@
 //! of bit pairs, `d` (2), `dmin` (2). Weights come in two halves of 128, each of four runs of 32:
 //! run `r` of a half lies in bits `2r..2r+2` of the half's 32 bytes.
 
-use super::{ActivationFormat, Block, RowBlock, WithMinimumHalves, bit_pairs, half_at, part};
+use super::{
+    ActivationFormat, Block, RowBlock, RowScales, WithMinimumHalves, bit_pairs, half_at, part,
+};
 use crate::arch::Simd;
-use crate::panel::RowPack;
 
 /// 256 weights in 84 bytes.
 pub(crate) enum Q2K {}
@@ -41,21 +42,27 @@ impl RowBlock for Q2K {
     type Meaning = WithMinimumHalves;
 
     #[inline(always)]
-    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+    fn row_scales<S: Simd>(simd: S, blocks: &[Self::Raw]) -> RowScales {
         let raw = &blocks[0];
         let (scales, minima) = split_nibbles(part(raw, 0));
         let scale = simd.splat(simd.f16(*part(raw, 80)));
         let minimum = simd.splat(-simd.f16(*part(raw, 82)));
+        let mut out = RowScales::ZERO;
         for half in 0..2 {
             let scales = simd.multiply(scale, simd.load_small(&scales[half]));
             let minima = simd.multiply(minimum, simd.load_small(&minima[half]));
             simd.store(scales, &mut out.scales[half]);
             simd.store(minima, &mut out.minima[half]);
         }
-        for (half, quants) in out.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            let packed = simd.load_bytes(part(raw, 16 + 32 * half));
-            for (pairs, quants) in bit_pairs(simd, packed).into_iter().zip(quants) {
-                simd.store_bytes(pairs, quants);
+        out
+    }
+
+    #[inline(always)]
+    fn row_quants<S: Simd>(simd: S, blocks: &[Self::Raw], groups: &mut [[u8; 32]; 8]) {
+        for (half, groups) in groups.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let packed = simd.load_bytes(part(&blocks[0], 16 + 32 * half));
+            for (pairs, group) in bit_pairs(simd, packed).into_iter().zip(groups) {
+                simd.store_bytes(pairs, group);
             }
         }
     }

@@ -9,9 +9,8 @@
 //! The packed twelve bytes `p`: scale `g` has its low four bits in `p[g mod 8]` (the low nibble
 //! for groups 0–7) and its upper two in bits `2k..2k+2` of `p[8 + g mod 4]`, `k = g / 4`.
 
-use super::{ActivationFormat, Block, RowBlock, SignedHalves, bit_pairs, half_at, part};
+use super::{ActivationFormat, Block, RowBlock, RowScales, SignedHalves, bit_pairs, half_at, part};
 use crate::arch::Simd;
-use crate::panel::RowPack;
 
 /// 256 weights in 110 bytes.
 pub(crate) enum Q3K {}
@@ -46,19 +45,25 @@ impl RowBlock for Q3K {
     const OFFSET_LOG2: u32 = 2;
 
     #[inline(always)]
-    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
+    fn row_scales<S: Simd>(simd: S, blocks: &[Self::Raw]) -> RowScales {
         let raw = &blocks[0];
         let scales = unpack_scales(simd.f16(*part(raw, 108)), part(raw, 96));
-        for group in 0..8 {
-            out.scales[0][group] = scales[2 * group];
-            out.scales[1][group] = scales[2 * group + 1];
+        let mut out = RowScales::ZERO;
+        for (group, pair) in scales.as_chunks().0.iter().enumerate() {
+            [out.scales[0][group], out.scales[1][group]] = *pair;
         }
+        out
+    }
+
+    #[inline(always)]
+    fn row_quants<S: Simd>(simd: S, blocks: &[Self::Raw], groups: &mut [[u8; 32]; 8]) {
+        let raw = &blocks[0];
         let third = simd.load_bytes(part(raw, 0));
         for half in 0..2 {
             let packed = simd.load_bytes(part(raw, 32 + 32 * half));
             for (group, pairs) in (4 * half..).zip(bit_pairs(simd, packed)) {
                 let weights = simd.or(pairs, simd.where_bit(third, 1 << group, 4));
-                simd.store_bytes(weights, &mut out.quants[group]);
+                simd.store_bytes(weights, &mut groups[group]);
             }
         }
     }

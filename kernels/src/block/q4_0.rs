@@ -3,11 +3,11 @@
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, of_one_length,
-    parts, store_nibbles, store_scales,
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at,
+    halves_of_nibbles, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 32 weights in 18 bytes.
 pub(crate) enum Q4_0 {}
@@ -38,17 +38,14 @@ impl QuantisedBlock for Q4_0 {
     const OFFSET_LOG2: u32 = 3;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let (rows, groups) = of_one_length(rows);
-        for group in 0..groups {
-            let blocks = blocks_at(&rows, group);
-            store_scales(simd, &blocks, group, panel);
-            store_nibbles(
-                simd,
-                &parts(&blocks, 2),
-                |quads| quads,
-                &mut panel.quants[group],
-            );
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for group in 0..8 {
+            store_scales(simd, &blocks_at(rows, group), group, scales);
         }
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        halves_of_nibbles(simd, &parts_of_eight(blocks, 2))
     }
 }

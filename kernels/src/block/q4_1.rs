@@ -5,10 +5,10 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
-    of_one_length, parts, store_nibbles, store_scales_and_minima,
+    halves_of_nibbles, parts_of_eight, store_scales_and_minima,
 };
 use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 32 weights in 20 bytes.
 pub(crate) enum Q4_1 {}
@@ -39,17 +39,14 @@ impl QuantisedBlock for Q4_1 {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let (rows, groups) = of_one_length(rows);
-        for group in 0..groups {
-            let blocks = blocks_at(&rows, group);
-            store_scales_and_minima(simd, &blocks, group, panel);
-            store_nibbles(
-                simd,
-                &parts(&blocks, 4),
-                |quads| quads,
-                &mut panel.quants[group],
-            );
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for group in 0..8 {
+            store_scales_and_minima(simd, &blocks_at(rows, group), group, scales);
         }
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        halves_of_nibbles(simd, &parts_of_eight(blocks, 4))
     }
 }

@@ -12,7 +12,7 @@ use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 256 weights in 144 bytes.
 pub(crate) enum Q4K {}
@@ -47,23 +47,39 @@ impl QuantisedBlock for Q4K {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let blocks = blocks_at(rows, 0);
-        unpack_head(simd, &parts(&blocks, 0), panel);
-        for (pair, quants) in panel.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            let quads = simd.interleave(&parts(&blocks, 16 + 32 * pair));
-            for (quad, quads) in quads.into_iter().enumerate() {
-                simd.store_quads(simd.quad_bits(quads, 0, 15), &mut quants[0][quad]);
-                simd.store_quads(simd.quad_bits(quads, 4, 15), &mut quants[1][quad]);
-            }
-        }
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        unpack_head(simd, &parts(&blocks_at(rows, 0), 0), scales);
     }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        halves_of_pairs(simd, part(&blocks[0], 16))
+    }
+}
+
+/// The halves of eight groups of nibbles, as
+/// [`unpack_row`](QuantisedBlock::unpack_row) returns them: groups 0 and 1 in the low and the high
+/// nibbles of the first 32 bytes, and so on.
+#[inline(always)]
+pub(super) fn halves_of_pairs<S: Simd>(simd: S, nibbles: &[u8; 128]) -> [S::Quads; 4] {
+    const SHIFTS: [u32; PANEL_ROWS] = [0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4];
+    let even = simd.load_pair([part(nibbles, 0), part(nibbles, 64)]);
+    let odd = simd.load_pair([part(nibbles, 32), part(nibbles, 96)]);
+    let mut quads = simd.repeat_lanes(even, odd);
+    for quads in &mut quads {
+        *quads = simd.quad_bits_each(*quads, &SHIFTS, 15);
+    }
+    quads
 }
 
 /// Unpacks what Q4_K and Q5_K blocks begin with: `d`, `dmin` and the packed scales and minima, as
 /// [`unpack_scales`] does for one row.
 #[inline(always)]
-pub(super) fn unpack_head<S: Simd>(simd: S, heads: &[&[u8; 16]; PANEL_ROWS], panel: &mut Panel) {
+pub(super) fn unpack_head<S: Simd>(
+    simd: S,
+    heads: &[&[u8; 16]; PANEL_ROWS],
+    out: &mut PanelScales,
+) {
     const SIX_BITS: u8 = 0x3f;
     const FOUR_BITS: u8 = 0x0f;
     const TOP_BITS: u8 = 0x03;
@@ -92,8 +108,8 @@ pub(super) fn unpack_head<S: Simd>(simd: S, heads: &[&[u8; 16]; PANEL_ROWS], pan
             simd.multiply_rows(scale, scales),
             simd.multiply_rows(minimum, minima),
         );
-        simd.store_rows(scales, &mut panel.scales[0][group]);
-        simd.store_rows(minima, &mut panel.minima[0][group]);
+        simd.store_rows(scales, &mut out.scales[0][group]);
+        simd.store_rows(minima, &mut out.minima[0][group]);
     }
 }
 

@@ -4,11 +4,11 @@
 //! the other bits of weights 0–15 and high nibbles those of 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at, of_one_length,
-    part, parts, store_nibbles_and_fifth_bits, store_scales, words_of_four,
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at,
+    halves_of_nibbles_and_fifth_bits, part, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 32 weights in 22 bytes.
 pub(crate) enum Q5_0 {}
@@ -42,14 +42,15 @@ impl QuantisedBlock for Q5_0 {
     const OFFSET_LOG2: u32 = 4;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let (rows, groups) = of_one_length(rows);
-        for group in 0..groups {
-            let blocks = blocks_at(&rows, group);
-            store_scales(simd, &blocks, group, panel);
-            let fifth = words_of_four(simd, &blocks, 2);
-            let (nibbles, quants) = (parts(&blocks, 6), &mut panel.quants[group]);
-            store_nibbles_and_fifth_bits(simd, &nibbles, fifth, quants);
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for group in 0..8 {
+            store_scales(simd, &blocks_at(rows, group), group, scales);
         }
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        let fifth = parts_of_eight(blocks, 2);
+        halves_of_nibbles_and_fifth_bits(simd, &parts_of_eight(blocks, 6), &fifth)
     }
 }

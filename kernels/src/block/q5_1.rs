@@ -5,11 +5,10 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
-    of_one_length, part, parts, store_nibbles_and_fifth_bits, store_scales_and_minima,
-    words_of_four,
+    halves_of_nibbles_and_fifth_bits, part, parts_of_eight, store_scales_and_minima,
 };
 use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 32 weights in 24 bytes.
 pub(crate) enum Q5_1 {}
@@ -43,14 +42,15 @@ impl QuantisedBlock for Q5_1 {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let (rows, groups) = of_one_length(rows);
-        for group in 0..groups {
-            let blocks = blocks_at(&rows, group);
-            store_scales_and_minima(simd, &blocks, group, panel);
-            let fifth = words_of_four(simd, &blocks, 4);
-            let (nibbles, quants) = (parts(&blocks, 8), &mut panel.quants[group]);
-            store_nibbles_and_fifth_bits(simd, &nibbles, fifth, quants);
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for group in 0..8 {
+            store_scales_and_minima(simd, &blocks_at(rows, group), group, scales);
         }
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        let fifth = parts_of_eight(blocks, 4);
+        halves_of_nibbles_and_fifth_bits(simd, &parts_of_eight(blocks, 8), &fifth)
     }
 }

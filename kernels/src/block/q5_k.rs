@@ -5,12 +5,12 @@
 //! of fifth bits, then 128 bytes of nibbles as in Q4_K. Weight `i` of group `g` has its fifth bit
 //! in bit `g` of byte `i`.
 
-use super::q4_k::{unpack_head, unpack_scales};
+use super::q4_k::{halves_of_pairs, unpack_head, unpack_scales};
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
 };
-use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::arch::{PANEL_ROWS, Simd};
+use crate::panel::PanelScales;
 
 /// 256 weights in 176 bytes.
 pub(crate) enum Q5K {}
@@ -47,19 +47,19 @@ impl QuantisedBlock for Q5K {
     type Meaning = WithMinimum;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let blocks = blocks_at(rows, 0);
-        unpack_head(simd, &parts(&blocks, 0), panel);
-        let fifth = simd.interleave(&parts(&blocks, 16));
-        for (pair, quants) in panel.quants.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            let quads = simd.interleave(&parts(&blocks, 48 + 32 * pair));
-            for (quad, (quads, fifth)) in quads.into_iter().zip(fifth).enumerate() {
-                for (half, quants) in quants.iter_mut().enumerate() {
-                    let nibbles = simd.quad_bits(quads, 4 * half as u32, 15);
-                    let fifth = simd.quad_bits(fifth, (2 * pair + half) as u32, 1);
-                    simd.store_quads(simd.or_shifted(nibbles, fifth), &mut quants[quad]);
-                }
-            }
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        unpack_head(simd, &parts(&blocks_at(rows, 0), 0), scales);
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        /// The group that each lane belongs to.
+        const GROUPS: [u32; PANEL_ROWS] = [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7];
+        let mut quads = halves_of_pairs(simd, part(&blocks[0], 48));
+        let fifth = simd.load_pair([part(&blocks[0], 16); 2]);
+        for (quads, fifth) in quads.iter_mut().zip(simd.repeat_lanes(fifth, fifth)) {
+            *quads = simd.or_shifted(*quads, simd.quad_bits_each(fifth, &GROUPS, 1));
         }
+        quads
     }
 }

@@ -11,7 +11,7 @@ use super::{
     parts,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 256 weights in 210 bytes.
 pub(crate) enum Q6K {}
@@ -48,37 +48,34 @@ impl QuantisedBlock for Q6K {
     const OFFSET_LOG2: u32 = 5;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, out: &mut PanelScales) {
         let blocks = blocks_at(rows, 0);
-        unpack_scales(simd, &blocks, panel);
-        for (half, quants) in panel.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            let upper = simd.interleave(&parts(&blocks, 128 + 32 * half));
-            for part_of_half in 0..2 {
-                let low = simd.interleave(&parts(&blocks, 64 * half + 32 * part_of_half));
-                for (quad, (low, upper)) in low.into_iter().zip(upper).enumerate() {
-                    for (nibble, run) in [part_of_half, part_of_half + 2].into_iter().enumerate() {
-                        let nibbles = simd.quad_bits(low, 4 * nibble as u32, 15);
-                        let pairs = simd.quad_bits(upper, 2 * run as u32, 3);
-                        simd.store_quads(simd.or_shifted(nibbles, pairs), &mut quants[run][quad]);
-                    }
-                }
+        // The last sixteen bytes end with `d`.
+        let scale = simd.half_as_rows(simd.interleave_half(&parts(&blocks, 194))[3], 1);
+        let scales = simd.interleave_half(&parts(&blocks, 192));
+        for group in 0..8 {
+            for half in 0..2 {
+                let place = 2 * group + half;
+                let scales = simd.signed_byte_as_rows(scales[place / 4], place as u32 % 4);
+                let scales = simd.multiply_rows(scale, scales);
+                simd.store_rows(scales, &mut out.scales[half][group]);
             }
         }
     }
-}
 
-/// The sixteen scales of each row, times `d`.
-#[inline(always)]
-fn unpack_scales<S: Simd>(simd: S, blocks: &[&[u8; 210]; PANEL_ROWS], panel: &mut Panel) {
-    // The last sixteen bytes end with `d`.
-    let scale = simd.half_as_rows(simd.interleave_half(&parts(blocks, 194))[3], 1);
-    let scales = simd.interleave_half(&parts(blocks, 192));
-    for group in 0..8 {
-        for half in 0..2 {
-            let place = 2 * group + half;
-            let scales = simd.signed_byte_as_rows(scales[place / 4], place as u32 % 4);
-            let scales = simd.multiply_rows(scale, scales);
-            simd.store_rows(scales, &mut panel.scales[half][group]);
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        const NIBBLES: [u32; PANEL_ROWS] = [0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4, 0, 0, 4, 4];
+        const PAIRS: [u32; PANEL_ROWS] = [0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6];
+        let raw = &blocks[0];
+        let even = simd.load_pair([part(raw, 0), part(raw, 64)]);
+        let odd = simd.load_pair([part(raw, 32), part(raw, 96)]);
+        let upper = simd.load_pair([part(raw, 128), part(raw, 160)]);
+        let mut quads = simd.alternate_lanes(even, odd);
+        for (quads, upper) in quads.iter_mut().zip(simd.repeat_lanes(upper, upper)) {
+            let nibbles = simd.quad_bits_each(*quads, &NIBBLES, 15);
+            *quads = simd.or_shifted(nibbles, simd.quad_bits_each(upper, &PAIRS, 3));
         }
+        quads
     }
 }

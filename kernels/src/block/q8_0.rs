@@ -5,10 +5,10 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
-    of_one_length, parts, store_scales,
+    halves_of_groups, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::Panel;
+use crate::panel::PanelScales;
 
 /// 32 weights in 34 bytes.
 pub(crate) enum Q8_0 {}
@@ -37,15 +37,18 @@ impl QuantisedBlock for Q8_0 {
     const OFFSET_LOG2: u32 = 7;
 
     #[inline(always)]
-    fn unpack<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
-        let (rows, groups) = of_one_length(rows);
-        for group in 0..groups {
-            let blocks = blocks_at(&rows, group);
-            store_scales(simd, &blocks, group, panel);
-            let quads = simd.interleave(&parts(&blocks, 2));
-            for (quads, out) in quads.into_iter().zip(&mut panel.quants[group]) {
-                simd.store_quads(simd.raise_quads(quads), out);
-            }
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        for group in 0..8 {
+            store_scales(simd, &blocks_at(rows, group), group, scales);
         }
+    }
+
+    #[inline(always)]
+    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
+        let mut quads = halves_of_groups(simd, &parts_of_eight(blocks, 2));
+        for quads in &mut quads {
+            *quads = simd.raise_quads(*quads);
+        }
+        quads
     }
 }

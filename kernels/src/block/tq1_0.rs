@@ -7,9 +7,8 @@
 //! A byte `b` is a fraction: `b / 256`, in base 3, begins with its digits. Digit `k` is therefore
 //! the integer part of three times the fractional part of `3^k · b / 256`.
 
-use super::{ActivationFormat, Block, RowBlock, Signed, half_at, part};
+use super::{ActivationFormat, Block, RowBlock, RowScales, Signed, half_at, part};
 use crate::arch::Simd;
-use crate::panel::RowPack;
 
 /// 256 weights in 54 bytes.
 pub(crate) enum TQ1_0 {}
@@ -38,10 +37,17 @@ impl RowBlock for TQ1_0 {
     const OFFSET_LOG2: u32 = 0;
 
     #[inline(always)]
-    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        let raw = &blocks[0];
-        out.scales[0] = [simd.f16(*part(raw, 52)); 8];
-        out.quants = digits(raw);
+    fn row_scales<S: Simd>(simd: S, blocks: &[Self::Raw]) -> RowScales {
+        let scale = simd.f16(*part(&blocks[0], 52));
+        RowScales {
+            scales: [[scale; 8]; 2],
+            ..RowScales::ZERO
+        }
+    }
+
+    #[inline(always)]
+    fn row_quants<S: Simd>(_: S, blocks: &[Self::Raw], groups: &mut [[u8; 32]; 8]) {
+        *groups = digits(&blocks[0]);
     }
 }
 

@@ -3,9 +3,8 @@
 //! 66 bytes: 64 bytes of bit pairs, `d` (2). Weights come in two halves of 128, each of four runs
 //! of 32: run `r` of a half lies in bits `2r..2r+2` of the half's 32 bytes.
 
-use super::{ActivationFormat, Block, RowBlock, Signed, bit_pairs, half_at, part};
+use super::{ActivationFormat, Block, RowBlock, RowScales, Signed, bit_pairs, half_at, part};
 use crate::arch::Simd;
-use crate::panel::RowPack;
 
 /// 256 weights in 66 bytes.
 pub(crate) enum TQ2_0 {}
@@ -37,13 +36,20 @@ impl RowBlock for TQ2_0 {
     const OFFSET_LOG2: u32 = 0;
 
     #[inline(always)]
-    fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw], out: &mut RowPack) {
-        let raw = &blocks[0];
-        out.scales[0] = [simd.f16(*part(raw, 64)); 8];
-        for (half, quants) in out.quants.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            let packed = simd.load_bytes(part(raw, 32 * half));
-            for (pairs, quants) in bit_pairs(simd, packed).into_iter().zip(quants) {
-                simd.store_bytes(pairs, quants);
+    fn row_scales<S: Simd>(simd: S, blocks: &[Self::Raw]) -> RowScales {
+        let scale = simd.f16(*part(&blocks[0], 64));
+        RowScales {
+            scales: [[scale; 8]; 2],
+            ..RowScales::ZERO
+        }
+    }
+
+    #[inline(always)]
+    fn row_quants<S: Simd>(simd: S, blocks: &[Self::Raw], groups: &mut [[u8; 32]; 8]) {
+        for (half, groups) in groups.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let packed = simd.load_bytes(part(&blocks[0], 32 * half));
+            for (pairs, group) in bit_pairs(simd, packed).into_iter().zip(groups) {
+                simd.store_bytes(pairs, group);
             }
         }
     }

@@ -1,23 +1,25 @@
 //! Products of quantised weights and Q8 activations.
 //!
-//! Sixteen rows form a [`Panel`]: 256 columns of each, unpacked to bytes and laid side by side, four
-//! columns at a time, so that a vector's lanes are rows. One integer instruction then multiplies
-//! four columns of all sixteen rows by four activations, and no sum ever crosses lanes. A panel is
-//! unpacked once and meets every token of a chunk; in decode it meets one.
+//! The order of an output element, whatever is computed beside it: per 16 columns an exact integer
+//! dot product, then, in ascending order, `sum = fma(dot, weight_scale · activation_scale, sum)`
+//! for both halves of a group of 32, and for formats with a minimum `sum = fma(minimum, Σx, sum)`
+//! ([`add_half`]). That is float arithmetic and its order counts, so a vector's lanes are sixteen
+//! rows there. How the dot products come about does not matter, because they are exact.
 //!
-//! The order of an output element, whatever else is computed beside it: per 16 columns an exact
-//! integer dot product, then, in ascending order, `sum = fma(dot, weight_scale · activation_scale,
-//! sum)` for both halves of a group of 32, and for formats with a minimum `sum = fma(minimum, Σx,
-//! sum)`.
+//! * One token ([`single`](super::single)): a row's bytes are unpacked in registers and meet the
+//!   activations at once; what is laid side by side afterwards is one number per 16 columns.
+//! * Many tokens (here): sixteen rows' bytes are laid side by side in a [`Panel`], four columns at a
+//!   time. One integer instruction then multiplies four columns of all sixteen rows by four
+//!   activations. A panel is unpacked once and meets every token of a chunk.
 
 use std::marker::PhantomData;
 
-use super::Share;
+use super::{Share, single};
 use crate::activations::{GROUP_ELEMENTS, PACK_ELEMENTS, Q8Pack, Q8View};
-use crate::arch::{PANEL_ROWS, Routine, Simd};
-use crate::block::{Meaning, PackRows, QuantisedBlock};
+use crate::arch::{PANEL_ROWS, Routine, Simd, lane_of};
+use crate::block::{BLOCKS_PER_PACK_MAX, Meaning, PackRows, QuantisedBlock};
 use crate::matrix::Matrix;
-use crate::panel::Panel;
+use crate::panel::{Panel, PanelScales};
 
 /// Panels that are computed together: with two, an activation that was fetched serves 32 rows.
 const PANELS: usize = 2;
@@ -32,16 +34,16 @@ type Sums = [[f32; PANEL_ROWS]; PANELS];
 pub(super) fn multiply<F: QuantisedBlock>(share: &Share<'_>, view: Q8View<'_>) {
     let tokens = share.product.tokens;
     if tokens == 1 {
-        return multiply_near::<F, 1>(share, view, 0, 1);
+        return single::multiply::<F>(share, view);
     }
     for first in (0..tokens).step_by(TOKENS_NEAR) {
         let count = TOKENS_NEAR.min(tokens - first);
-        multiply_near::<F, TOKENS_NEAR>(share, view, first, count);
+        multiply_near::<F>(share, view, first, count);
     }
 }
 
-/// Computes the share's rows for `count` tokens, at most `NEAR`.
-fn multiply_near<F: QuantisedBlock, const NEAR: usize>(
+/// Computes the share's rows for `count` tokens, at most [`TOKENS_NEAR`].
+fn multiply_near<F: QuantisedBlock>(
     share: &Share<'_>,
     view: Q8View<'_>,
     first_token: usize,
@@ -49,16 +51,10 @@ fn multiply_near<F: QuantisedBlock, const NEAR: usize>(
 ) {
     let weights = share.product.weights;
     let mut panels = [Panel::ZERO; PANELS];
-    let mut sums = [[[0.0; PANEL_ROWS]; PANELS]; NEAR];
+    let mut sums = [[[0.0; PANEL_ROWS]; PANELS]; TOKENS_NEAR];
     let sums = &mut sums[..count];
-    // One token is bound by memory: the next strip, which is being fetched, should fit near.
-    let strip_rows = if count == 1 {
-        PANEL_ROWS
-    } else {
-        PANELS * PANEL_ROWS
-    };
-    for first_row in share.rows.clone().step_by(strip_rows) {
-        let rows = strip_rows.min(share.rows.end - first_row);
+    for first_row in share.rows.clone().step_by(PANELS * PANEL_ROWS) {
+        let rows = (PANELS * PANEL_ROWS).min(share.rows.end - first_row);
         let used = rows.div_ceil(PANEL_ROWS);
         sums.fill([[0.0; PANEL_ROWS]; PANELS]);
         for pack in 0..view.row_packs() {
@@ -69,7 +65,6 @@ fn multiply_near<F: QuantisedBlock, const NEAR: usize>(
                     first_row,
                     rows: PANEL_ROWS.min(share.rows.end - first_row),
                     pack,
-                    prefetches: count == 1,
                     panel,
                     format: PhantomData,
                 });
@@ -101,8 +96,6 @@ struct Unpack<'a, F> {
     rows: usize,
     /// Which 256 columns.
     pack: usize,
-    /// Whether to ask for what the next panels will need.
-    prefetches: bool,
     panel: &'a mut Panel,
     format: PhantomData<F>,
 }
@@ -112,32 +105,88 @@ impl<F: QuantisedBlock> Routine for Unpack<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let blocks_per_pack = PACK_ELEMENTS / F::ELEMENTS;
-        // Rows that do not exist repeat the last one; nothing reads what becomes of them.
-        let mut rows: PackRows<'_, F::Raw> = [&[]; PANEL_ROWS];
-        for (index, row) in rows.iter_mut().enumerate() {
-            let blocks = F::blocks(self.weights.row(self.first_row + index.min(self.rows - 1)));
-            let start = self.pack * blocks_per_pack;
-            *row = &blocks[start..blocks.len().min(start + blocks_per_pack)];
-            if self.prefetches {
-                prefetch_next(simd, row, self.weights.row_bytes());
+        let rows = strip::<F>(&self.weights, self.first_row, self.rows);
+        let padded;
+        let rows = match whole_pack::<F>(&rows, self.pack) {
+            Some(rows) => rows,
+            None => {
+                padded = padded_pack::<F>(&rows, self.pack);
+                padded.each_ref().map(<[F::Raw; _]>::as_slice)
             }
-        }
-        F::unpack(simd, &rows, self.panel);
+        };
+        self.panel.unpack::<S, F>(simd, &rows);
     }
 }
 
-/// Prefetches what lies at the same place in the next panel.
-///
-/// Sixteen rows are as many streams, too many for the hardware's own prefetchers.
+/// The blocks of `rows` rows, at most sixteen. Rows that do not exist repeat the last one; nothing
+/// reads what becomes of them.
 #[inline(always)]
-fn prefetch_next<S: Simd, R>(simd: S, blocks: &[R], row_bytes: usize) {
-    const LINE_BYTES: usize = 64;
-    let next = blocks.as_ptr().cast::<u8>();
-    let next = next.wrapping_add(PANEL_ROWS * row_bytes);
-    for line in 0..size_of_val(blocks).div_ceil(LINE_BYTES) {
-        simd.prefetch(next.wrapping_add(line * LINE_BYTES));
+pub(super) fn strip<'a, F: QuantisedBlock>(
+    weights: &Matrix<'a>,
+    first_row: usize,
+    rows: usize,
+) -> PackRows<'a, F::Raw> {
+    let mut strip: PackRows<'_, F::Raw> = [&[]; PANEL_ROWS];
+    for (index, row) in strip.iter_mut().enumerate() {
+        *row = F::blocks(weights.row(first_row + index.min(rows - 1)));
     }
+    strip
+}
+
+/// Pack `pack` of each row; `None` if the rows end within it.
+#[inline(always)]
+pub(super) fn whole_pack<'a, F: QuantisedBlock>(
+    rows: &PackRows<'a, F::Raw>,
+    pack: usize,
+) -> Option<PackRows<'a, F::Raw>> {
+    let blocks_per_pack = PACK_ELEMENTS / F::ELEMENTS;
+    let mut blocks = *rows;
+    for blocks in &mut blocks {
+        *blocks = blocks.get(pack * blocks_per_pack..(pack + 1) * blocks_per_pack)?;
+    }
+    Some(blocks)
+}
+
+/// The last pack of each row, filled up with its first block; nothing reads what becomes of those.
+#[cold]
+pub(super) fn padded_pack<F: QuantisedBlock>(
+    rows: &PackRows<'_, F::Raw>,
+    pack: usize,
+) -> [[F::Raw; BLOCKS_PER_PACK_MAX]; PANEL_ROWS] {
+    let start = pack * (PACK_ELEMENTS / F::ELEMENTS);
+    rows.map(|blocks| {
+        let blocks = &blocks[start..];
+        let mut padded = [blocks[0]; BLOCKS_PER_PACK_MAX];
+        padded[..blocks.len()].copy_from_slice(blocks);
+        padded
+    })
+}
+
+/// Adds what sixteen columns of sixteen rows contribute to the rows' sums for one token: half `HALF`
+/// of a group, whose integer dot products are `dots`.
+#[inline(always)]
+pub(super) fn add_half<S: Simd, M: Meaning, const HALF: usize>(
+    simd: S,
+    dots: S::Counts,
+    scales: &PanelScales,
+    pack: &Q8Pack,
+    group: usize,
+    sums: S::Rows,
+) -> S::Rows {
+    let scale_half = if M::HALVES { HALF } else { 0 };
+    let weights = simd.load_rows(&scales.scales[scale_half][group]);
+    let weights = simd.scale_rows(weights, pack.scales[HALF][group]);
+    let sums = simd.add_products(simd.counts_as_rows(dots), weights, sums);
+    if !M::HAS_MINIMUM || (!M::HALVES && HALF == 0) {
+        return sums;
+    }
+    let minima = simd.load_rows(&scales.minima[scale_half][group]);
+    let share = if M::HALVES {
+        pack.scales[HALF][group] * f32::from(pack.counts[lane_of(group, HALF)])
+    } else {
+        pack.sums[group]
+    };
+    simd.add_scaled(minima, share, sums)
 }
 
 /// Adds what unpacked panels contribute to the sums of some tokens.
@@ -238,44 +287,28 @@ impl<M: Meaning> Multiply<'_, M> {
         let mut counts = [[simd.splat_counts(0); P]; T];
         if !M::HAS_MINIMUM {
             for (counts, pack) in counts.iter_mut().zip(packs) {
-                let offset = i32::from(pack.counts[HALF][group]) << self.offset_log2;
+                let offset = i32::from(pack.counts[lane_of(group, HALF)]) << self.offset_log2;
                 *counts = [simd.splat_counts(-offset); P];
             }
         }
         // Written out, because a loop over the four is not always unrolled.
-        self.add_quad(simd, panels, packs, group, 4 * HALF, &mut counts);
-        self.add_quad(simd, panels, packs, group, 4 * HALF + 1, &mut counts);
-        self.add_quad(simd, panels, packs, group, 4 * HALF + 2, &mut counts);
-        self.add_quad(simd, panels, packs, group, 4 * HALF + 3, &mut counts);
+        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 0, &mut counts);
+        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 1, &mut counts);
+        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 2, &mut counts);
+        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 3, &mut counts);
 
-        let scale_half = if M::HALVES { HALF } else { 0 };
         for panel in 0..P {
-            let scales = simd.load_rows(&panels[panel].scales[scale_half][group]);
+            let scales = &panels[panel].scales;
             for token in 0..T {
-                let dots = simd.counts_as_rows(counts[token][panel]);
-                let scales = simd.scale_rows(scales, packs[token].scales[HALF][group]);
-                sums[token][panel] = simd.add_products(dots, scales, sums[token][panel]);
-            }
-        }
-        if M::HAS_MINIMUM && (M::HALVES || HALF == 1) {
-            for panel in 0..P {
-                let minima = simd.load_rows(&panels[panel].minima[scale_half][group]);
-                for token in 0..T {
-                    let pack = packs[token];
-                    let share = if M::HALVES {
-                        pack.scales[HALF][group] * f32::from(pack.counts[HALF][group])
-                    } else {
-                        pack.sums[group]
-                    };
-                    sums[token][panel] = simd.add_scaled(minima, share, sums[token][panel]);
-                }
+                let (dots, sums) = (counts[token][panel], &mut sums[token][panel]);
+                *sums = add_half::<S, M, HALF>(simd, dots, scales, packs[token], group, *sums);
             }
         }
     }
 
     /// Adds four columns to the integer sums.
     #[inline(always)]
-    fn add_quad<S: Simd, const P: usize, const T: usize>(
+    fn add_quad<S: Simd, const P: usize, const T: usize, const HALF: usize>(
         &self,
         simd: S,
         panels: [&Panel; P],
@@ -285,9 +318,9 @@ impl<M: Meaning> Multiply<'_, M> {
         counts: &mut [[S::Counts; P]; T],
     ) {
         for panel in 0..P {
-            let weights = simd.load_quads(&panels[panel].quants[group][quad]);
+            let weights = simd.load_quads(&panels[panel].quants[group][4 * HALF + quad]);
             for token in 0..T {
-                let values = &packs[token].quants[group].as_chunks::<4>().0[quad];
+                let values = &packs[token].quants[quad][lane_of(group, HALF)];
                 let count = &mut counts[token][panel];
                 *count = if M::WIDE {
                     simd.dot_quads::<true>(*count, weights, values)

@@ -7,6 +7,7 @@
 
 mod float;
 mod integer;
+mod single;
 
 use std::ops::Range;
 

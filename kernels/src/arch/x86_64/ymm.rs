@@ -1,4 +1,4 @@
-//! Panels in pairs of 32-byte registers: AVX2, and AVX-VNNI where `VNNI`.
+//! Sixteen lanes in pairs of 32-byte registers: AVX2, and AVX-VNNI where `VNNI`.
 //!
 //! Without VNNI, byte products go through `vpmaddubsw`, which adds pairs of products into
 //! saturating 16-bit sums. With weights of at most 128 no sum can saturate, because activations are
@@ -96,11 +96,82 @@ impl<const VNNI: bool> X86<Ymm<VNNI>> {
         }
     }
 
+    /// Transposes eight times eight words.
+    #[inline(always)]
+    fn transpose_eight(self, rows: [__m256i; 8]) -> [__m256i; 8] {
+        let first = self.transpose(rows[0], rows[1], rows[2], rows[3]);
+        let last = self.transpose(rows[4], rows[5], rows[6], rows[7]);
+        let mut out = rows;
+        for word in 0..4 {
+            proven! {
+                out[word] = _mm256_permute2x128_si256::<0x20>(first[word], last[word]);
+                out[word + 4] = _mm256_permute2x128_si256::<0x31>(first[word], last[word]);
+            }
+        }
+        out
+    }
+
+    /// Transposes sixteen times sixteen words.
+    #[inline(always)]
+    fn transpose_sixteen(self, rows: [[__m256i; 2]; PANEL_ROWS]) -> [[__m256i; 2]; PANEL_ROWS] {
+        let mut out = rows;
+        for half_of_rows in 0..2 {
+            for half_of_words in 0..2 {
+                let mut block = [rows[0][0]; 8];
+                for (word, row) in block.iter_mut().zip(&rows[8 * half_of_rows..]) {
+                    *word = row[half_of_words];
+                }
+                let block = self.transpose_eight(block);
+                for (out, word) in out[8 * half_of_words..].iter_mut().zip(block) {
+                    out[half_of_rows] = word;
+                }
+            }
+        }
+        out
+    }
+
+    /// In each run of four words: result `q` is word `q` of `a`, `a`, `b`, `b`.
+    #[inline(always)]
+    fn repeat(self, a: __m256i, b: __m256i) -> [__m256i; 4] {
+        proven! {
+            let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+            [
+                _mm256_castps_si256(_mm256_shuffle_ps::<0b00_00_00_00>(a, b)),
+                _mm256_castps_si256(_mm256_shuffle_ps::<0b01_01_01_01>(a, b)),
+                _mm256_castps_si256(_mm256_shuffle_ps::<0b10_10_10_10>(a, b)),
+                _mm256_castps_si256(_mm256_shuffle_ps::<0b11_11_11_11>(a, b)),
+            ]
+        }
+    }
+
+    /// `(word >> shift)`, a shift for each lane.
+    #[inline(always)]
+    fn shifted_each(self, quads: [__m256i; 2], shifts: &[u32; PANEL_ROWS]) -> [__m256i; 2] {
+        let shifts = shifts.as_ptr();
+        proven! {
+            [
+                _mm256_srlv_epi32(quads[0], _mm256_loadu_si256(shifts.cast())),
+                _mm256_srlv_epi32(quads[1], _mm256_loadu_si256(shifts.add(8).cast())),
+            ]
+        }
+    }
+
     /// `a & b` for both halves.
     #[inline(always)]
     fn and(self, a: [__m256i; 2], b: __m256i) -> [__m256i; 2] {
         proven! { [_mm256_and_si256(a[0], b), _mm256_and_si256(a[1], b)] }
     }
+}
+
+/// Four times the first eight lanes and the last.
+#[inline(always)]
+fn pairs(first: [__m256i; 4], last: [__m256i; 4]) -> [[__m256i; 2]; 4] {
+    [
+        [first[0], last[0]],
+        [first[1], last[1]],
+        [first[2], last[2]],
+        [first[3], last[3]],
+    ]
 }
 
 impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
@@ -130,6 +201,21 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
     }
 
     #[inline(always)]
+    fn offset_counts(self, counts: &[i16; PANEL_ROWS], shift: u32) -> Self::Counts {
+        let counts = counts.as_ptr();
+        proven! {
+            let shift = _mm_cvtsi32_si128(shift as i32);
+            let low = _mm256_cvtepi16_epi32(_mm_loadu_si128(counts.cast()));
+            let high = _mm256_cvtepi16_epi32(_mm_loadu_si128(counts.add(8).cast()));
+            let zero = _mm256_setzero_si256();
+            [
+                _mm256_sub_epi32(zero, _mm256_sll_epi32(low, shift)),
+                _mm256_sub_epi32(zero, _mm256_sll_epi32(high, shift)),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> Self::Quads {
         let quads = quads.as_ptr();
         proven! { [_mm256_loadu_si256(quads.cast()), _mm256_loadu_si256(quads.add(32).cast())] }
@@ -147,6 +233,23 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
         [
             self.dot::<WIDE>(counts[0], weights[0], values),
             self.dot::<WIDE>(counts[1], weights[1], values),
+        ]
+    }
+
+    #[inline(always)]
+    fn dot_lanes<const WIDE: bool>(
+        self,
+        counts: Self::Counts,
+        weights: Self::Quads,
+        values: &[[i8; 4]; PANEL_ROWS],
+    ) -> Self::Counts {
+        let values = values.as_ptr();
+        let [low, high] = proven! {
+            [_mm256_loadu_si256(values.cast()), _mm256_loadu_si256(values.add(8).cast())]
+        };
+        [
+            self.dot::<WIDE>(counts[0], weights[0], low),
+            self.dot::<WIDE>(counts[1], weights[1], high),
         ]
     }
 
@@ -180,6 +283,57 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
     }
 
     #[inline(always)]
+    fn transpose_counts(self, counts: [Self::Counts; PANEL_ROWS]) -> [Self::Counts; PANEL_ROWS] {
+        self.transpose_sixteen(counts)
+    }
+
+    #[inline(always)]
+    fn transpose_quads(self, quads: [Self::Quads; PANEL_ROWS]) -> [Self::Quads; PANEL_ROWS] {
+        self.transpose_sixteen(quads)
+    }
+
+    #[inline(always)]
+    fn load_pair(self, bytes: [&[u8; 32]; 2]) -> Self::Quads {
+        proven! {
+            [
+                _mm256_loadu_si256(bytes[0].as_ptr().cast()),
+                _mm256_loadu_si256(bytes[1].as_ptr().cast()),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn load_twice(self, bytes: [&[u8; 16]; 2]) -> Self::Quads {
+        proven! {
+            [
+                _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes[0].as_ptr().cast())),
+                _mm256_broadcastsi128_si256(_mm_loadu_si128(bytes[1].as_ptr().cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn transpose_fours(self, quads: [Self::Quads; 4]) -> [Self::Quads; 4] {
+        let [a, b, c, d] = quads;
+        let low = self.transpose(a[0], b[0], c[0], d[0]);
+        let high = self.transpose(a[1], b[1], c[1], d[1]);
+        pairs(low, high)
+    }
+
+    #[inline(always)]
+    fn repeat_lanes(self, a: Self::Quads, b: Self::Quads) -> [Self::Quads; 4] {
+        pairs(self.repeat(a[0], b[0]), self.repeat(a[1], b[1]))
+    }
+
+    #[inline(always)]
+    fn alternate_lanes(self, a: Self::Quads, b: Self::Quads) -> [Self::Quads; 4] {
+        pairs(
+            self.transpose(a[0], b[0], a[0], b[0]),
+            self.transpose(a[1], b[1], a[1], b[1]),
+        )
+    }
+
+    #[inline(always)]
     fn interleave(self, rows: &[&[u8; 32]; PANEL_ROWS]) -> [Self::Quads; 8] {
         let mut low = [rows[0].first_chunk().expect("16 of 32 bytes"); PANEL_ROWS];
         let mut high = low;
@@ -194,13 +348,7 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
 
     #[inline(always)]
     fn interleave_half(self, rows: &[&[u8; 16]; PANEL_ROWS]) -> [Self::Quads; 4] {
-        let (first, last) = (self.eight_rows(rows, 0), self.eight_rows(rows, 8));
-        [
-            [first[0], last[0]],
-            [first[1], last[1]],
-            [first[2], last[2]],
-            [first[3], last[3]],
-        ]
+        pairs(self.eight_rows(rows, 0), self.eight_rows(rows, 8))
     }
 
     #[inline(always)]
@@ -225,8 +373,19 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
     }
 
     #[inline(always)]
-    fn bits_as_quads(self, words: Self::Quads, shift: u32) -> Self::Quads {
-        let shifted = self.shifted(words, shift);
+    fn quad_bits_each(
+        self,
+        quads: Self::Quads,
+        shifts: &[u32; PANEL_ROWS],
+        mask: u8,
+    ) -> Self::Quads {
+        let mask = proven! { _mm256_set1_epi8(mask as i8) };
+        self.and(self.shifted_each(quads, shifts), mask)
+    }
+
+    #[inline(always)]
+    fn bits_as_quads(self, words: Self::Quads, shifts: &[u32; PANEL_ROWS]) -> Self::Quads {
+        let shifted = self.shifted_each(words, shifts);
         proven! {
             let four = self.and(shifted, _mm256_set1_epi32(15));
             let factor = _mm256_set1_epi32(BITS_TO_BYTES);

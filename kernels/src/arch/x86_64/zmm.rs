@@ -1,4 +1,4 @@
-//! Panels in single 64-byte registers: AVX-512 with VNNI.
+//! Sixteen lanes in single 64-byte registers: AVX-512 with VNNI.
 
 use std::arch::x86_64::*;
 
@@ -56,6 +56,40 @@ impl X86<Zmm> {
             ]
         }
     }
+
+    /// Transposes sixteen times sixteen words.
+    #[inline(always)]
+    fn transpose_sixteen(self, rows: [__m512i; PANEL_ROWS]) -> [__m512i; PANEL_ROWS] {
+        let fours = [
+            self.transpose(rows[0], rows[1], rows[2], rows[3]),
+            self.transpose(rows[4], rows[5], rows[6], rows[7]),
+            self.transpose(rows[8], rows[9], rows[10], rows[11]),
+            self.transpose(rows[12], rows[13], rows[14], rows[15]),
+        ];
+        let mut out = rows;
+        for word in 0..4 {
+            proven! {
+                // Now lanes of 128 bits: even and odd ones of two operands, then of all four.
+                const EVEN: i32 = 0b10_00_10_00;
+                const ODD: i32 = 0b11_01_11_01;
+                let even = _mm512_shuffle_i32x4::<EVEN>(fours[0][word], fours[1][word]);
+                let even_2 = _mm512_shuffle_i32x4::<EVEN>(fours[2][word], fours[3][word]);
+                let odd = _mm512_shuffle_i32x4::<ODD>(fours[0][word], fours[1][word]);
+                let odd_2 = _mm512_shuffle_i32x4::<ODD>(fours[2][word], fours[3][word]);
+                out[word] = _mm512_shuffle_i32x4::<EVEN>(even, even_2);
+                out[word + 4] = _mm512_shuffle_i32x4::<EVEN>(odd, odd_2);
+                out[word + 8] = _mm512_shuffle_i32x4::<ODD>(even, even_2);
+                out[word + 12] = _mm512_shuffle_i32x4::<ODD>(odd, odd_2);
+            }
+        }
+        out
+    }
+
+    /// One shift per lane.
+    #[inline(always)]
+    fn shifts(self, shifts: &[u32; PANEL_ROWS]) -> __m512i {
+        proven! { _mm512_loadu_si512(shifts.as_ptr().cast()) }
+    }
 }
 
 impl Panels for X86<Zmm> {
@@ -80,6 +114,15 @@ impl Panels for X86<Zmm> {
     }
 
     #[inline(always)]
+    fn offset_counts(self, counts: &[i16; PANEL_ROWS], shift: u32) -> __m512i {
+        proven! {
+            let counts = _mm512_cvtepi16_epi32(_mm256_loadu_si256(counts.as_ptr().cast()));
+            let moved = _mm512_sllv_epi32(counts, _mm512_set1_epi32(shift as i32));
+            _mm512_sub_epi32(_mm512_setzero_si512(), moved)
+        }
+    }
+
+    #[inline(always)]
     fn load_quads(self, quads: &[u8; 4 * PANEL_ROWS]) -> __m512i {
         proven! { _mm512_loadu_si512(quads.as_ptr().cast()) }
     }
@@ -93,6 +136,19 @@ impl Panels for X86<Zmm> {
     ) -> __m512i {
         let values = quad(values);
         proven! { _mm512_dpbusd_epi32(counts, weights, _mm512_set1_epi32(values)) }
+    }
+
+    #[inline(always)]
+    fn dot_lanes<const WIDE: bool>(
+        self,
+        counts: __m512i,
+        weights: __m512i,
+        values: &[[i8; 4]; PANEL_ROWS],
+    ) -> __m512i {
+        proven! {
+            let values = _mm512_loadu_si512(values.as_ptr().cast());
+            _mm512_dpbusd_epi32(counts, weights, values)
+        }
     }
 
     #[inline(always)]
@@ -113,6 +169,61 @@ impl Panels for X86<Zmm> {
     #[inline(always)]
     fn add_scaled(self, a: __m512, scale: f32, sums: __m512) -> __m512 {
         proven! { _mm512_fmadd_ps(a, _mm512_set1_ps(scale), sums) }
+    }
+
+    #[inline(always)]
+    fn transpose_counts(self, counts: [__m512i; PANEL_ROWS]) -> [__m512i; PANEL_ROWS] {
+        self.transpose_sixteen(counts)
+    }
+
+    #[inline(always)]
+    fn transpose_quads(self, quads: [__m512i; PANEL_ROWS]) -> [__m512i; PANEL_ROWS] {
+        self.transpose_sixteen(quads)
+    }
+
+    #[inline(always)]
+    fn load_pair(self, bytes: [&[u8; 32]; 2]) -> __m512i {
+        self.load_two(bytes)
+    }
+
+    #[inline(always)]
+    fn load_twice(self, bytes: [&[u8; 16]; 2]) -> __m512i {
+        proven! {
+            let low = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes[0].as_ptr().cast()));
+            let high = _mm_loadu_si128(bytes[1].as_ptr().cast());
+            _mm512_mask_broadcast_i32x4(low, 0xff00, high)
+        }
+    }
+
+    #[inline(always)]
+    fn transpose_fours(self, quads: [__m512i; 4]) -> [__m512i; 4] {
+        self.transpose(quads[0], quads[1], quads[2], quads[3])
+    }
+
+    #[inline(always)]
+    fn repeat_lanes(self, a: __m512i, b: __m512i) -> [__m512i; 4] {
+        proven! {
+            let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
+            [
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b00_00_00_00>(a, b)),
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b01_01_01_01>(a, b)),
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b10_10_10_10>(a, b)),
+                _mm512_castps_si512(_mm512_shuffle_ps::<0b11_11_11_11>(a, b)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn alternate_lanes(self, a: __m512i, b: __m512i) -> [__m512i; 4] {
+        proven! {
+            let (low, high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            [
+                _mm512_unpacklo_epi64(low, low),
+                _mm512_unpackhi_epi64(low, low),
+                _mm512_unpacklo_epi64(high, high),
+                _mm512_unpackhi_epi64(high, high),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -173,9 +284,17 @@ impl Panels for X86<Zmm> {
     }
 
     #[inline(always)]
-    fn bits_as_quads(self, words: __m512i, shift: u32) -> __m512i {
+    fn quad_bits_each(self, quads: __m512i, shifts: &[u32; PANEL_ROWS], mask: u8) -> __m512i {
         proven! {
-            let shifted = _mm512_srlv_epi32(words, _mm512_set1_epi32(shift as i32));
+            let shifted = _mm512_srlv_epi32(quads, self.shifts(shifts));
+            _mm512_and_si512(shifted, _mm512_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn bits_as_quads(self, words: __m512i, shifts: &[u32; PANEL_ROWS]) -> __m512i {
+        proven! {
+            let shifted = _mm512_srlv_epi32(words, self.shifts(shifts));
             let four = _mm512_and_si512(shifted, _mm512_set1_epi32(15));
             let spread = _mm512_mullo_epi32(four, _mm512_set1_epi32(BITS_TO_BYTES));
             _mm512_and_si512(spread, _mm512_set1_epi8(1))
