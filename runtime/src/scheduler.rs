@@ -12,7 +12,7 @@ use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
-use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
+use emel_model::sampler::{Breakers, Sampler, SamplerOptions, Stage};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
 use emel_systemd::{Cgroup, Memory};
 use tokio::sync::{mpsc, oneshot};
@@ -126,6 +126,10 @@ async fn build(
         ));
         backend = Backend::Pread;
         built = Generator::build(blueprint, &files, backend, &mut on_bytes).await;
+        built = built.map_err(|source| Error::Fallback {
+            source: Box::new(source),
+            notice: notices.last().cloned().unwrap_or_default(),
+        });
     }
     let generator = built?;
     if backend.needs_buffers() && !files.all_direct() {
@@ -152,6 +156,7 @@ async fn build(
         logit_tokens: blueprint.logit_tokens,
         vocabulary: blueprint.program.vocabulary(),
         sampler_bytes: blueprint.sampler_bytes,
+        last_breakers: None,
         kv_type: blueprint.settings.kv_type,
         long_factors: blueprint.long_factors(),
         fixed: FixedUsage::new(blueprint, backend, &files, &generator),
@@ -159,7 +164,8 @@ async fn build(
             &blueprint.catalog,
             blueprint.tokenizer.vocabulary_size(),
             files,
-        ),
+        )
+        .known(blueprint.identity.get().copied()),
         generator,
     };
     Ok((scheduler, description))
@@ -212,6 +218,8 @@ struct Scheduler {
     logit_tokens: usize,
     vocabulary: usize,
     sampler_bytes: usize,
+    /// The breakers of the last request that had some, and their texts.
+    last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
     kv_type: KvType,
     long_factors: Option<(usize, bool)>,
     identity: Identity,
@@ -334,9 +342,26 @@ impl Scheduler {
         Ok(self.usage(&meter, prefill, &decode, counts))
     }
 
+    /// The breakers of the options; those of the last request, if it named the same.
+    fn breakers(&mut self, options: &SamplerOptions) -> Arc<Breakers> {
+        if !options.is_active(Stage::Dry) {
+            // What is not used is not kept: it is planned for one sampler.
+            self.last_breakers = None;
+            return Arc::default();
+        }
+        let texts = &options.dry_sequence_breakers;
+        if let Some((_, breakers)) = self.last_breakers.as_ref().filter(|last| last.0 == *texts) {
+            return Arc::clone(breakers);
+        }
+        self.last_breakers = None;
+        let breakers = Arc::new(Breakers::new(options, &self.tokenizer));
+        self.last_breakers = Some((texts.clone(), Arc::clone(&breakers)));
+        breakers
+    }
+
     /// A sampler for a request, within what was planned for it.
-    fn sampler(&self, options: SamplerOptions) -> Result<Sampler, Error> {
-        let breakers = Breakers::new(&options, &self.tokenizer);
+    fn sampler(&mut self, options: SamplerOptions) -> Result<Sampler, Error> {
+        let breakers = self.breakers(&options);
         // The last token of an answer has no place in the context.
         let tokens_max = self.context.saturating_add(1);
         let needed_bytes =
