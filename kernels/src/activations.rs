@@ -104,9 +104,11 @@ pub struct Q8View<'a> {
 }
 
 impl Q8Activations {
-    /// Bytes that [`Q8Activations::new`] allocates.
+    /// Bytes that [`Q8Activations::new`] allocates; the greatest number if there are more.
     pub fn required_bytes(max_tokens: usize, max_columns: usize) -> usize {
-        max_tokens * max_columns.div_ceil(PACK_ELEMENTS) * size_of::<Q8Pack>()
+        max_tokens
+            .saturating_mul(max_columns.div_ceil(PACK_ELEMENTS))
+            .saturating_mul(size_of::<Q8Pack>())
     }
 
     /// Room for `max_tokens` tokens of `max_columns` values, or any shape that needs no more.

@@ -140,7 +140,9 @@ pub struct RopeTable {
 impl RopeTable {
     /// Bytes that [`RopeTable::new`] allocates.
     pub fn required_bytes(max_tokens: usize, dimensions: usize) -> usize {
-        max_tokens * (dimensions / 2) * size_of::<(f32, f32)>()
+        max_tokens
+            .saturating_mul(dimensions / 2)
+            .saturating_mul(size_of::<(f32, f32)>())
     }
 
     /// Room for `max_tokens` tokens of heads whose first `dimensions` elements turn.

@@ -242,7 +242,7 @@ fn in_blocks(kernels: &Kernels, width: usize, values: &[f32]) -> (Vec<KvBlock>, 
 proptest! {
     #[test]
     fn blocks_are_stored_alike_by_every_path_and_near_what_they_stand_for(
-        seed: u64, width in 1_usize..140, heads in 1_usize..4, exponent in -30_i32..30,
+        seed: u64, width in 1_usize..140, heads in 1_usize..4, exponent in -30_i32..23,
     ) {
         let mut random = Random(seed);
         let factor = 2.0_f32.powi(exponent);
@@ -257,8 +257,7 @@ proptest! {
                 // The scale is at most one unit of a half above what it needs to be.
                 let step = greatest / 127.0 * (1.0 + 1.0 / 1024.0) + 2.0_f32.powi(-24);
                 for (value, read) in values.iter().zip(read) {
-                    let limit = if greatest < 127.0 * 65504.0 { step * 0.5001 } else { f32::INFINITY };
-                    prop_assert!((value - read).abs() <= limit, "{} as {}", value, read);
+                    prop_assert!((value - read).abs() <= step * 0.5001, "{} as {}", value, read);
                 }
             }
         }

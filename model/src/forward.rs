@@ -406,7 +406,7 @@ impl Forward {
                 shape,
                 rate,
                 bias,
-            } => self.recall(state, &shape, [rate, bias]),
+            } => self.delta_rule(state, &shape, [rate, bias]),
             Op::KeepLogitTokens => {
                 self.activations
                     .keep_last(Buffer::Residual, self.logit_tokens);

@@ -4,7 +4,7 @@
 //! plan` prints it; the engine builds it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use emel_kernels::Kernels;
 use emel_loader::files::OpenFiles;
@@ -20,11 +20,12 @@ use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::Tokenizer;
+use emel_systemd::Memory;
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::live_budget::NoticeListener;
-use crate::request::{Prompt, PromptLimits, TextLimit};
+use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
 use crate::session::{Identity, SessionKind};
 
 /// The context length where neither the user nor the model asks for less.
@@ -142,6 +143,8 @@ pub struct Blueprint {
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
     pub notices: Vec<String>,
+    /// What tells the model from others, once a session has been checked.
+    pub(crate) identity: OnceLock<u64>,
     /// Who is told when pinned weights are given back or taken again.
     pub listener: NoticeListener,
     /// What is to go wrong when the engine reads, for tests.
@@ -264,7 +267,10 @@ impl Contents {
                 })?;
         let sampler_bytes = draft.sampler_bytes(shape.context);
         let mut notices = draft.notices(&shape);
-        notices.extend(scarcity(&plan, available_bytes().unwrap_or(u64::MAX)));
+        // What the process has already is part of the plan.
+        let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
+        let available_bytes = available_bytes().unwrap_or(u64::MAX);
+        notices.extend(scarcity(&plan, available_bytes.saturating_add(own_bytes)));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         Ok(Blueprint {
             path: path.to_owned(),
@@ -275,6 +281,7 @@ impl Contents {
             sampler_bytes,
             settings,
             notices,
+            identity: OnceLock::new(),
             listener: NoticeListener::default(),
             faults: None,
             catalog,
@@ -328,6 +335,17 @@ impl Blueprint {
             .within(self.context, self.tokenizer.token_bytes_max())
     }
 
+    /// Checks a request's sampler, as the engine will, against the vocabulary.
+    ///
+    /// # Errors
+    /// When an option is outside of its range, or biases are for tokens that do not exist or
+    /// leave none to draw.
+    pub fn check_sampler(&self, sampler: &SamplerOptions) -> Result<(), Error> {
+        sampler.check()?;
+        let tokens = self.tokenizer.vocabulary_size();
+        check_biases(sampler, tokens, self.program.vocabulary())
+    }
+
     /// Checks, before any weights are read, that a session can be kept at `path`, and, if
     /// there is one, that it can be restored, as far as its beginning tells.
     ///
@@ -340,6 +358,7 @@ impl Blueprint {
         let check = || {
             let vocabulary = self.tokenizer.vocabulary_size();
             let identity = Identity::new(&self.catalog, vocabulary, files).get()?;
+            let identity = *self.identity.get_or_init(|| identity);
             let kind = SessionKind::new(identity, self.settings.kv_type, self.long_factors());
             kind.check(path, self.context)
         };

@@ -4,6 +4,7 @@ pub mod conversation;
 pub mod doctor;
 pub mod drive;
 pub mod info;
+pub mod interrupt;
 pub mod render;
 pub mod sampling;
 pub mod template;
@@ -22,6 +23,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
 use emel_loader::gguf::Catalog;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::{RamBudget, in_binary_units};
@@ -40,6 +42,9 @@ const MESSAGE_LENGTH_MAX: usize = 1200;
 
 /// The exit status of a command that was called wrongly.
 const EXIT_USAGE: u8 = 2;
+
+/// The exit status of a command that Ctrl-C has ended, as of one that a shell saw it end.
+const EXIT_INTERRUPTED: u8 = 128 + libc::SIGINT as u8;
 
 /// Options of every command that runs a model.
 #[derive(Debug, Clone, Args)]
@@ -239,6 +244,14 @@ pub struct OutputError {
     source: io::Error,
 }
 
+/// Ctrl-C ended the answer.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted; the session of {tokens} tokens is saved")]
+pub struct Interrupted {
+    /// Tokens in the session's file.
+    pub tokens: usize,
+}
+
 /// Writes a piece of the result to standard output, at once.
 ///
 /// # Errors
@@ -411,11 +424,14 @@ fn usage_message(rendered: &str) -> String {
 /// or 2 if an option has a value that nothing works with. A reader of our output that
 /// has left early is no error.
 pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
-    let outcome = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .context("cannot start")
-        .and_then(|runtime| runtime.block_on(command));
+    let outcome = executor().context("cannot start").and_then(|runtime| {
+        runtime.block_on(async {
+            // Once it is asked for, a file that reaches its limit (ulimit -f) no longer
+            // ends the process: the write fails, and what was half written goes.
+            let _limit_reached = signal(SignalKind::from_raw(libc::SIGXFSZ));
+            command.await
+        })
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -423,13 +439,25 @@ pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
             tell(&format!("error: {}", one_line(&message(&error))));
             match error.downcast_ref::<Error>() {
                 Some(Error::Setting { .. } | Error::Sampler(_)) => EXIT_USAGE.into(),
+                _ if error.is::<Interrupted>() => EXIT_INTERRUPTED.into(),
                 _ => ExitCode::FAILURE,
             }
         }
     }
 }
 
-/// An error with its causes. Many of ours quote their cause already.
+/// What commands wait on. tokio panics where the files for its signals cannot be opened, so it
+/// is seen to before that they can.
+fn executor() -> io::Result<tokio::runtime::Runtime> {
+    const FILES: usize = 8;
+    let probes: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+    drop(probes?);
+    tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+}
+
+/// An error with its causes, and what helps. Many of ours quote their cause already.
 fn message(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -438,7 +466,22 @@ fn message(error: &anyhow::Error) -> String {
             text = text + separator + &cause;
         }
     }
-    text
+    match remedy(&text) {
+        Some(remedy) => text + "; " + remedy,
+        None => text,
+    }
+}
+
+/// What helps against a limit of the process, unless the message says it.
+fn remedy(message: &str) -> Option<&'static str> {
+    let limits = [
+        (libc::EMFILE, "raise the limit of open files (ulimit -n)"),
+        (libc::EFBIG, "raise the limit of a file's size (ulimit -f)"),
+    ];
+    let (_, remedy) = limits
+        .into_iter()
+        .find(|(code, _)| message.contains(&format!("(os error {code})")))?;
+    (!message.contains("ulimit")).then_some(remedy)
 }
 
 /// A message as one line of bounded length. What comes from files and file names may
@@ -512,5 +555,8 @@ mod tests {
         assert_eq!(message(&quoting), "a.gguf: cannot open: no disk; check it");
         let bare = anyhow::Error::new(io::Error::other("no disk")).context("a.gguf");
         assert_eq!(message(&bare), "a.gguf: no disk");
+        let full = io::Error::from_raw_os_error(libc::EMFILE);
+        let told = message(&anyhow::Error::new(full).context("a.gguf"));
+        assert!(told.ends_with("; raise the limit of open files (ulimit -n)"));
     }
 }

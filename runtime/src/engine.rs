@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::RamBudget;
 use crate::error::Error;
-use crate::request::{Prompt, PromptLimits, Request, TextLimit};
+use crate::request::{Prompt, PromptLimits, Request, TextLimit, check_biases};
 use crate::scheduler::{self, Evaluation, Generation, Job, SessionJob, SessionTask};
 use crate::stream::TokenStream;
 
@@ -108,14 +108,12 @@ impl Engine {
     ///
     /// # Errors
     /// When the prompt is empty, too long or not of this vocabulary, or the sampler's
-    /// options make no sense or need more memory than the engine was opened for.
+    /// options make no sense, rule out every token or need more memory than the engine was opened for.
     pub async fn generate(&self, request: Request) -> Result<TokenStream, Error> {
         request.sampler.check()?;
-        let vocabulary = self.description().vocabulary;
-        let biased = request.sampler.logit_bias.iter();
-        if let Some(&(id, _)) = biased.clone().find(|bias| bias.0 as usize >= vocabulary) {
-            return Err(Error::TokenId { id, vocabulary });
-        }
+        let description = self.description();
+        let tokens = description.tokenizer.vocabulary_size();
+        check_biases(&request.sampler, tokens, description.vocabulary)?;
         let ids = self.prompt_ids(request.prompt)?;
         let (events, stream) = mpsc::channel(STREAM_LENGTH);
         self.submit(Job::Generate(Generation {

@@ -73,12 +73,7 @@ pub enum Error {
         expected: String,
     },
     /// The system does not give the memory that the plan takes.
-    #[error(
-        "{}: the plan takes {} and {} of memory are available; lower -c or --ram-budget",
-        path.display(),
-        in_binary_units(*planned_bytes),
-        in_binary_units(*available_bytes)
-    )]
+    #[error("{}: {}", path.display(), memory_refused(*planned_bytes, *available_bytes))]
     Memory {
         /// The model's file.
         path: PathBuf,
@@ -97,6 +92,14 @@ pub enum Error {
         path: PathBuf,
         /// What was refused.
         source: WeightsError,
+    },
+    /// The start failed after something else had been tried.
+    #[error("{source}; before that: {notice}")]
+    Fallback {
+        /// Why it failed in the end.
+        source: Box<Error>,
+        /// What had been tried, and why it was of no use.
+        notice: String,
     },
     /// The drive cannot be measured.
     #[error(transparent)]
@@ -182,6 +185,20 @@ impl Error {
             source,
         }
     }
+}
+
+/// Memory that there is may be refused all the same.
+fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
+    let planned = in_binary_units(planned_bytes);
+    let available = in_binary_units(available_bytes);
+    if planned_bytes <= available_bytes {
+        return format!(
+            "the system refuses the {planned} that the plan takes, though {available} of memory are available; raise the limit of the address space (ulimit -v, vm.overcommit_memory), or lower -c or --ram-budget"
+        );
+    }
+    format!(
+        "the plan takes {planned} and {available} of memory are available; lower -c or --ram-budget"
+    )
 }
 
 /// The budget as people write it; in bytes where rounding would make it look large

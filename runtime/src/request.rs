@@ -71,6 +71,39 @@ impl Prompt {
     }
 }
 
+/// Refuses biases of tokens that do not exist, and those that leave no token to draw.
+pub(crate) fn check_biases(
+    sampler: &SamplerOptions,
+    tokens: usize,
+    vocabulary: usize,
+) -> Result<(), Error> {
+    let refuse = |found, expected| {
+        Err(Error::Setting {
+            setting: "--logit-bias (-l)",
+            found,
+            expected,
+        })
+    };
+    let biases = &sampler.logit_bias;
+    if let Some((id, bias)) = biases.iter().find(|bias| bias.0 as usize >= vocabulary) {
+        let expected = format!("an id below the vocabulary's {vocabulary}");
+        return refuse(format!("{id}{bias:+}"), expected);
+    }
+    let ruled_out = biases.iter().filter(|bias| bias.1 == f32::NEG_INFINITY);
+    if ruled_out.clone().count() < tokens {
+        return Ok(());
+    }
+    let mut ids: Vec<u32> = ruled_out.map(|bias| bias.0).collect();
+    ids.retain(|&id| (id as usize) < tokens);
+    ids.sort_unstable();
+    ids.dedup();
+    if ids.len() < tokens {
+        return Ok(());
+    }
+    let found = format!("-inf for all of the {tokens} tokens");
+    refuse(found, "one token at least that may be drawn".to_owned())
+}
+
 /// How long a text may be that is to become token ids: no longer than the tokens of the
 /// context can stand for, and than can be tokenised within the budget. Who reads a text from
 /// elsewhere need not read more.

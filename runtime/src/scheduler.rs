@@ -12,7 +12,7 @@ use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
-use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
+use emel_model::sampler::{Breakers, Sampler, SamplerOptions, Stage};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
 use emel_systemd::{Cgroup, Memory, MemoryWatch};
 use tokio::sync::{mpsc, oneshot};
@@ -121,26 +121,13 @@ async fn build(
         files = files.with_faults(faults);
     }
     let files = Arc::new(files);
-    let mut refused = Vec::new();
-    let (mut generator, backend) = loop {
-        let backend = candidates[refused.len()];
-        match Generator::build(blueprint, &files, backend, &mut on_bytes).await {
-            Err(Error::Weights {
-                source: WeightsError::Reader { source, .. },
-                ..
-            }) if refused.len() + 1 < candidates.len() => refused.push(source),
-            built => break (built?, backend),
-        }
-    };
-    let refusal = refused.last().map(ToString::to_string);
-    let io_reason = blueprint.settings.io.reason(backend, refusal.as_deref());
-    if let Some(error) = refused.last() {
-        let remedy = candidates[refused.len() - 1].remedy(error);
-        let name = backend.name();
-        notices.push(format!(
-            "reading with {name}, because {io_reason}: {remedy}"
-        ));
-    }
+    let Loaded {
+        mut generator,
+        backend,
+        io_reason,
+        fallback,
+    } = load(blueprint, &files, candidates, &mut on_bytes).await?;
+    notices.extend(fallback);
     generator.follow(LiveBudget::new(
         &blueprint.plan,
         MemoryWatch::own(),
@@ -171,6 +158,7 @@ async fn build(
         logit_tokens: blueprint.logit_tokens,
         vocabulary: blueprint.program.vocabulary(),
         sampler_bytes: blueprint.sampler_bytes,
+        last_breakers: None,
         kv_type: blueprint.settings.kv_type,
         long_factors: blueprint.long_factors(),
         fixed: FixedUsage::new(blueprint, (backend, io_reason), &files, &generator),
@@ -178,10 +166,60 @@ async fn build(
             &blueprint.catalog,
             blueprint.tokenizer.vocabulary_size(),
             files,
-        ),
+        )
+        .known(blueprint.identity.get().copied()),
         generator,
     };
     Ok((scheduler, description))
+}
+
+/// A generator and its reader.
+struct Loaded {
+    generator: Generator,
+    backend: Backend,
+    io_reason: String,
+    /// What the system said to a faster reader, and what to do about it.
+    fallback: Option<String>,
+}
+
+/// Loads through the first of `candidates` that the system does not refuse.
+async fn load(
+    blueprint: &Blueprint,
+    files: &Arc<OpenFiles>,
+    candidates: &[Backend],
+    on_bytes: &mut impl FnMut(u64),
+) -> Result<Loaded, Error> {
+    let mut refused = Vec::new();
+    let (built, backend) = loop {
+        let backend = candidates[refused.len()];
+        match Generator::build(blueprint, files, backend, on_bytes).await {
+            Err(Error::Weights {
+                source: WeightsError::Reader { source, .. },
+                ..
+            }) if refused.len() + 1 < candidates.len() => refused.push(source),
+            built => break (built, backend),
+        }
+    };
+    let refusal = refused.last().map(ToString::to_string);
+    let io_reason = blueprint.settings.io.reason(backend, refusal.as_deref());
+    let fallback = refused.last().map(|error| {
+        let name = backend.name();
+        let remedy = candidates[refused.len() - 1].remedy(error);
+        format!("reading with {name}, because {io_reason}: {remedy}")
+    });
+    match (built, fallback) {
+        (Ok(generator), fallback) => Ok(Loaded {
+            generator,
+            backend,
+            io_reason,
+            fallback,
+        }),
+        (Err(source), Some(notice)) => Err(Error::Fallback {
+            source: Box::new(source),
+            notice,
+        }),
+        (Err(source), None) => Err(source),
+    }
 }
 
 /// The readers to try, in turn.
@@ -245,6 +283,8 @@ struct Scheduler {
     logit_tokens: usize,
     vocabulary: usize,
     sampler_bytes: usize,
+    /// The breakers of the last request that had some, and their texts.
+    last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
     kv_type: KvType,
     long_factors: Option<(usize, bool)>,
     identity: Identity,
@@ -372,9 +412,26 @@ impl Scheduler {
         Ok(self.usage(&meter, prefill, &decode, counts))
     }
 
+    /// The breakers of the options; those of the last request, if it named the same.
+    fn breakers(&mut self, options: &SamplerOptions) -> Arc<Breakers> {
+        if !options.is_active(Stage::Dry) {
+            // What is not used is not kept: it is planned for one sampler.
+            self.last_breakers = None;
+            return Arc::default();
+        }
+        let texts = &options.dry_sequence_breakers;
+        if let Some((_, breakers)) = self.last_breakers.as_ref().filter(|last| last.0 == *texts) {
+            return Arc::clone(breakers);
+        }
+        self.last_breakers = None;
+        let breakers = Arc::new(Breakers::new(options, &self.tokenizer));
+        self.last_breakers = Some((texts.clone(), Arc::clone(&breakers)));
+        breakers
+    }
+
     /// A sampler for a request, within what was planned for it.
-    fn sampler(&self, options: SamplerOptions) -> Result<Sampler, Error> {
-        let breakers = Breakers::new(&options, &self.tokenizer);
+    fn sampler(&mut self, options: SamplerOptions) -> Result<Sampler, Error> {
+        let breakers = self.breakers(&options);
         // The last token of an answer has no place in the context.
         let tokens_max = self.context.saturating_add(1);
         let needed_bytes =

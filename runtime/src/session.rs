@@ -63,7 +63,7 @@ pub enum SessionError {
     Foreign,
     /// The file is from another version of emel.
     #[error(
-        "the session has format {found}, expected {VERSION}; delete it to start over, or use the version of emel that saved it"
+        "the session has format {found}, expected {VERSION}; use the version of emel that saved it, or, if none has that format, the file is damaged: delete it to start over"
     )]
     Version {
         /// The format's number.
@@ -74,12 +74,14 @@ pub enum SessionError {
     OtherModel,
     /// Keys and values are kept in another way.
     #[error(
-        "the session keeps keys and values as {found}, expected {}; run with --kv {found}, or delete it to start over",
-        expected.name()
+        "the session keeps keys and values as {}, expected {}; run with --kv {}, or delete it to start over",
+        found.name(),
+        expected.name(),
+        found.name()
     )]
     KvType {
         /// How the session keeps them.
-        found: String,
+        found: KvType,
         /// How the engine does.
         expected: KvType,
     },
@@ -185,23 +187,33 @@ impl SessionKind {
         vocabulary: usize,
     ) -> Result<usize, SessionError> {
         state.clear();
-        let mut input = self.open(path)?;
-        let outcome = state.read(&mut input).map_err(SessionError::from);
-        let outcome = outcome.and_then(|()| {
-            let Hashing { mut inner, hasher } = input;
-            let is_whole = read_array(&mut inner)? == hasher.finish().to_le_bytes();
-            let is_over = inner.read(&mut [0]).map_err(SessionError::Read)? == 0;
-            let is_known = |&id: &u32| (id as usize) < vocabulary;
-            if is_whole && is_over && state.tokens().iter().all(is_known) {
-                Ok(state.tokens().len())
-            } else {
-                Err(SessionError::Damaged)
-            }
-        });
+        let outcome = self
+            .restore_as_told(path, state, vocabulary)
+            .map_err(|error| error.of_whole_file(path));
         if outcome.is_err() {
             state.clear();
         }
         outcome
+    }
+
+    /// As [`SessionKind::restore`], taking the header's word for what the file is.
+    fn restore_as_told(
+        &self,
+        path: &Path,
+        state: &mut SequenceState,
+        vocabulary: usize,
+    ) -> Result<usize, SessionError> {
+        let mut input = self.open(path)?;
+        state.read(&mut input)?;
+        let Hashing { mut inner, hasher } = input;
+        let is_whole = read_array(&mut inner)? == hasher.finish().to_le_bytes();
+        let is_over = inner.read(&mut [0]).map_err(SessionError::Read)? == 0;
+        let is_known = |&id: &u32| (id as usize) < vocabulary;
+        if is_whole && is_over && state.tokens().iter().all(is_known) {
+            Ok(state.tokens().len())
+        } else {
+            Err(SessionError::Damaged)
+        }
     }
 
     /// Whether [`SessionKind::save`] could write to `path`, and, by the beginning of what
@@ -215,11 +227,14 @@ impl SessionKind {
         if !path.exists() {
             return Ok(());
         }
-        let tokens = u64::from_le_bytes(read_array(&mut self.open(path)?)?);
-        if tokens > context as u64 {
-            return Err(SessionError::TooLong { tokens, context });
-        }
-        Ok(())
+        let check = || {
+            let tokens = u64::from_le_bytes(read_array(&mut self.open(path)?)?);
+            if tokens > context as u64 {
+                return Err(SessionError::TooLong { tokens, context });
+            }
+            Ok(())
+        };
+        check().map_err(|error: SessionError| error.of_whole_file(path))
     }
 
     /// A reader of a session of this kind, up to its tokens.
@@ -241,10 +256,12 @@ impl SessionKind {
             let found = KvType::ALL
                 .iter()
                 .find(|&&known| ggml_type(known) == kv_type);
-            return Err(SessionError::KvType {
-                found: found.map_or(format!("type {kv_type}"), |found| found.name().to_owned()),
-                expected: self.kv_type,
-            });
+            return Err(
+                found.map_or(SessionError::Damaged, |&found| SessionError::KvType {
+                    found,
+                    expected: self.kv_type,
+                }),
+            );
         }
         let is_long = match u32::from_le_bytes(read_array(&mut input)?) {
             0 => false,
@@ -260,6 +277,35 @@ impl SessionKind {
             None => Err(SessionError::Damaged),
         }
     }
+}
+
+impl SessionError {
+    /// A header that does not fit says nothing if the file is damaged.
+    fn of_whole_file(self, path: &Path) -> Self {
+        let is_told_by_header = matches!(
+            self,
+            Self::OtherModel
+                | Self::KvType { .. }
+                | Self::RotaryFactors { .. }
+                | Self::TooLong { .. }
+        );
+        if is_told_by_header && !is_whole(path).unwrap_or(false) {
+            return Self::Damaged;
+        }
+        self
+    }
+}
+
+/// Whether a file ends with the hash of what comes before.
+fn is_whole(path: &Path) -> Result<bool, SessionError> {
+    const HASH_BYTES: u64 = 8;
+    let file = open_file(path)?;
+    let bytes = file.metadata().map_err(SessionError::Read)?.len();
+    let mut input = Hashing::new(BufReader::new(file));
+    let mut hashed = (&mut input).take(bytes.saturating_sub(HASH_BYTES));
+    io::copy(&mut hashed, &mut io::sink()).map_err(SessionError::Read)?;
+    let Hashing { mut inner, hasher } = input;
+    Ok(read_array(&mut inner)? == hasher.finish().to_le_bytes())
 }
 
 impl From<StateError> for SessionError {
@@ -306,6 +352,11 @@ impl Identity {
             samples: samples(tensors),
             known: None,
         }
+    }
+
+    /// Takes it from who has computed it already, of the same files.
+    pub(crate) fn known(self, known: Option<u64>) -> Self {
+        Self { known, ..self }
     }
 
     pub(crate) fn get(&mut self) -> Result<u64, ReadError> {

@@ -114,8 +114,24 @@ fn bad_requests_are_refused_and_the_next_one_is_served() {
         biased.sampler.logit_bias = vec![(1, 1.0), (384, 1.0)];
         assert!(matches!(
             engine.generate(biased).await.err(),
-            Some(Error::TokenId { id: 384, .. })
+            Some(Error::Setting { setting, found, .. })
+                if setting.contains("-l") && found == "384+1"
         ));
+        let mut banned = Request::new(vec![1]);
+        banned.sampler.logit_bias = (0..384).map(|id| (id, f32::NEG_INFINITY)).collect();
+        let refused = engine.generate(banned.clone()).await.err().unwrap();
+        assert!(
+            refused.to_string().contains("all of the 384 tokens"),
+            "{refused}"
+        );
+        banned.sampler.logit_bias.pop();
+        let mut stream = engine
+            .generate(banned.max_tokens(3).ignore_eos())
+            .await
+            .unwrap();
+        while let Some(token) = stream.next().await {
+            assert_eq!(token.unwrap().id, 383);
+        }
         assert_eq!(answer(&engine, 5).await.unwrap().len(), 5);
     });
 }

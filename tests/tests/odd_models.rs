@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
 use emel_loader::gguf::{Catalog, Value};
 use emel_model::kv_cache::KvType;
 use emel_tests::fixtures::fixture;
@@ -26,38 +29,110 @@ fn others(value: &Value) -> Vec<Field> {
     }
 }
 
-#[test]
-fn a_changed_hyperparameter_is_refused_or_computed_with() {
-    let folder = tempfile::tempdir().unwrap();
-    let changed = folder.path().join("changed.gguf");
-    let cut = Cut {
-        unit_bytes: 1 << 20,
-        chunk: 3,
-        threads: 1,
-        kv_type: KvType::F16,
-    };
-    let (mut refused, mut computed) = (0, 0);
-    for entry in std::fs::read_dir(fixture("arch")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "gguf") {
-            continue;
+/// The value as it is written.
+fn same(value: &Value) -> Option<Field> {
+    match value {
+        Value::Unsigned(number) => Some(Field::U32(u32::try_from(*number).ok()?)),
+        Value::Float(number) => Some(Field::F32(*number as f32)),
+        Value::Bool(flag) => Some(Field::Bool(*flag)),
+        _ => None,
+    }
+}
+
+/// The models of all architectures.
+fn models() -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(fixture("arch")).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "gguf")
+        })
+        .collect()
+}
+
+/// Runs variants of the models and counts how many were refused, and how many computed.
+#[derive(Default)]
+struct Runs {
+    refused: usize,
+    computed: usize,
+}
+
+impl Runs {
+    fn run(&mut self, folder: &Path, model: &GgufWriter) {
+        let cut = Cut {
+            unit_bytes: 1 << 20,
+            chunk: 3,
+            threads: 1,
+            kv_type: KvType::Q8_0,
+        };
+        let path = folder.join("changed.gguf");
+        model.write(&path).unwrap();
+        match logits(&path, cut, &[5, 80, 300, 12]) {
+            Ok(_) => self.computed += 1,
+            Err(_) => self.refused += 1,
         }
+    }
+
+    fn check(&self) {
+        let Self { refused, computed } = self;
+        assert!(*refused > 0 && *computed > 0, "{refused}, {computed}");
+    }
+}
+
+#[test]
+fn a_changed_or_missing_hyperparameter_is_refused_or_computed_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut runs = Runs::default();
+    for path in models() {
         let catalog = Catalog::open(&path).unwrap();
         let original = GgufWriter::copy_of(&path);
         let numbers = catalog.metadata().iter();
         for (key, value) in numbers.filter(|(key, _)| !key.starts_with("general.")) {
+            println!("{}: no {key}", path.display());
+            runs.run(folder.path(), &original.clone().without(key));
             for field in others(value) {
                 println!("{}: {key} = {field:?}", path.display());
                 let model = original.clone().without(key).field(key, field);
-                model.write(&changed).unwrap();
-                match logits(&changed, cut, &[5, 80, 300, 12]) {
-                    Ok(_) => computed += 1,
-                    Err(_) => refused += 1,
-                }
+                runs.run(folder.path(), &model);
             }
         }
     }
-    assert!(refused > 0 && computed > 0, "{refused}, {computed}");
+    runs.check();
+}
+
+/// What an architecture says of itself may mean something in another one.
+#[test]
+fn a_hyperparameter_of_another_architecture_is_refused_or_computed_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let catalogs: Vec<(PathBuf, Catalog)> = models()
+        .into_iter()
+        .map(|path| (path.clone(), Catalog::open(&path).unwrap()))
+        .collect();
+    let prefix = |catalog: &Catalog| {
+        let name = catalog.metadata().str("general.architecture").unwrap();
+        format!("{}.", name.unwrap())
+    };
+    let mut known: BTreeMap<String, Field> = BTreeMap::new();
+    for (_, catalog) in &catalogs {
+        for (key, value) in catalog.metadata().iter() {
+            if let (Some(key), Some(field)) = (key.strip_prefix(&prefix(catalog)), same(value)) {
+                known.insert(key.to_owned(), field);
+            }
+        }
+    }
+    let mut runs = Runs::default();
+    for (path, catalog) in &catalogs {
+        let original = GgufWriter::copy_of(path);
+        for (key, field) in &known {
+            let key = prefix(catalog) + key;
+            if catalog.metadata().iter().all(|(own, _)| *own != key) {
+                println!("{}: {key} = {field:?}", path.display());
+                runs.run(folder.path(), &original.clone().field(&key, field.clone()));
+            }
+        }
+    }
+    runs.check();
 }
 
 /// Rows of `columns` numbers each, those of the given heads one after the other.

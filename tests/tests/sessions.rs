@@ -191,6 +191,17 @@ fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
         let refusal = restore("llama", with_kv(other, 100));
         assert!(refusal.to_string().contains("--kv f16"), "{refusal}");
     }
+    block_on(async {
+        let bytes = folder.path().join("bytes");
+        let settings = with_kv(KvType::Q8_0, 100);
+        let engine = open(&model("llama"), settings).await.unwrap();
+        generate(&engine, &prompt(50), 4).await;
+        engine.save_session(&bytes).await.unwrap();
+        let engine = open(&model("llama"), with_context(100)).await.unwrap();
+        let refusal = refused(engine.restore_session(&bytes).await);
+        assert!(refusal.to_string().contains("--kv q8_0"), "{refusal}");
+        std::fs::remove_file(&bytes).unwrap();
+    });
     let refusal = restore("llama", with_context(52));
     assert!(refusal.to_string().contains("53 tokens"), "{refusal}");
 
@@ -214,15 +225,13 @@ fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
         restore("llama", with_context(100)).to_string()
     };
     assert!(changed(8, 2).contains("format 0, expected 2"));
-    assert!(changed(12, 64).contains("as type 65"));
-    assert!(changed(12, 1 ^ 8).contains("--kv q8_0"));
+    // A header that no longer says what was written tells nothing of models and types.
+    for place in [12, 13, 16, 20] {
+        assert!(changed(place, 8).contains("damaged"), "{place}");
+    }
     for place in [24, 28 + 7, 44, good.len() / 2, good.len() - 1] {
         let refusal = changed(place, 1);
-        let told = ["damaged", "raise -c"];
-        assert!(
-            told.iter().any(|part| refusal.contains(part)),
-            "{place}: {refusal}"
-        );
+        assert!(refusal.contains("damaged"), "{place}: {refusal}");
     }
     let mut longer = good.clone();
     longer.push(0);

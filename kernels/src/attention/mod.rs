@@ -67,9 +67,11 @@ pub struct AttentionScratch {
 }
 
 impl AttentionScratch {
-    /// Bytes that [`AttentionScratch::new`] allocates.
+    /// Bytes that [`AttentionScratch::new`] allocates; the greatest number if there are more.
     pub fn required_bytes(threads: usize, max_context: usize) -> usize {
-        threads * TILE * Self::stride(max_context) * size_of::<f32>()
+        [threads, TILE, Self::stride(max_context), size_of::<f32>()]
+            .into_iter()
+            .fold(1, usize::saturating_mul)
     }
 
     /// Room for `threads` workers and positions below `max_context`.
@@ -84,7 +86,7 @@ impl AttentionScratch {
 
     /// Scores per query, rounded up to whole vectors of positions.
     fn stride(max_context: usize) -> usize {
-        max_context.next_multiple_of(PANEL_ROWS)
+        max_context.div_ceil(PANEL_ROWS).saturating_mul(PANEL_ROWS)
     }
 }
 

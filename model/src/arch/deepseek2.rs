@@ -4,10 +4,11 @@
 
 use emel_kernels::{RopeScaling, RopeStyle};
 
+use super::experts::Experts;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Branch, Normed, Residual};
-use crate::program::{Activation, LatentShape, Mixture, ProgramBuilder, RotationFactors};
+use crate::program::{LatentShape, Mixture, ProgramBuilder, RotationFactors};
 
 pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
@@ -21,15 +22,22 @@ pub(super) fn describe(
         scaling,
         RotationFactors::None,
     );
-    let key_width = (latent.plain + latent.turning) as f32;
+    let key_width = (latent.nope + latent.rope) as f32;
     let keys = model.keys();
     let mixture = Mixture {
         normalises: false,
         ..Mixture::SOFTMAX
     }
     .read(&keys, shape)?;
-    let leading_dense = keys.count("leading_dense_block_count")?;
-    let shared_width = keys.count("expert_shared_count")? * shape.expert_feed_forward;
+    let experts = Experts {
+        mixture,
+        // Without experts all layers are dense.
+        leading_dense: match shape.experts {
+            0 => shape.layers,
+            _ => keys.count("leading_dense_block_count")?,
+        },
+        shared_width: keys.count("expert_shared_count")? * shape.expert_feed_forward,
+    };
     for layer in 0..shape.layers {
         let block = format!("blk.{layer}");
         let name = |part: &str| format!("{block}.{part}");
@@ -40,14 +48,7 @@ pub(super) fn describe(
         model.add(Branch, Residual);
 
         model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
-        if shape.experts > 0 && layer >= leading_dense {
-            model.mixture(&block, mixture)?;
-            if shared_width > 0 {
-                model.shared_experts(&block, shared_width, mixture.activation)?;
-            }
-        } else {
-            model.feed_forward(&block, Activation::Silu)?;
-        }
+        experts.feed_forward(model, &block, layer)?;
         model.add(Branch, Residual);
     }
     model.head()
@@ -61,9 +62,9 @@ fn latent_shape(
 ) -> Result<LatentShape, ModelError> {
     let keys = model.keys();
     let key = keys.size_or("attention.key_length_mla", shape.key_width)?;
-    let turning = shape.rope_width;
-    if key <= turning {
-        let expected = format!("more than the {turning} dimensions that turn");
+    let rope = shape.rope_width;
+    if key <= rope {
+        let expected = format!("more than the {rope} dimensions that turn");
         return Err(keys.refuse("attention.key_length_mla", key, &expected));
     }
     Ok(LatentShape {
@@ -73,8 +74,8 @@ fn latent_shape(
             true => None,
             false => Some(keys.size("attention.q_lora_rank")?),
         },
-        plain: key - turning,
-        turning,
+        nope: key - rope,
+        rope,
         value: keys.size_or("attention.value_length_mla", shape.value_width)?,
     })
 }

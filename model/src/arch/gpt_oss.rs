@@ -3,7 +3,8 @@
 
 use emel_kernels::RopeStyle;
 
-use super::pre_norm::{Experts, PreNorm};
+use super::experts::Experts;
+use super::pre_norm::PreNorm;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::{Activation, Mixture, ProgramBuilder};

@@ -4,10 +4,11 @@
 
 use emel_kernels::RopeStyle;
 
+use super::experts::Experts;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual};
-use crate::program::{Activation, Mixture, ProgramBuilder, Scores};
+use crate::program::{Mixture, ProgramBuilder, Scores};
 use crate::routing::Gating;
 
 pub(super) fn describe(
@@ -17,12 +18,19 @@ pub(super) fn describe(
     let rotation = model.rotation(RopeStyle::Halves)?;
     let taps = model.taps("shortconv.l_cache")?;
     let keys = model.keys();
-    let leading_dense = keys.count("leading_dense_block_count")?;
     let mixture = Mixture {
         gating: Gating::Sigmoid,
         ..Mixture::SOFTMAX
     }
     .read(&keys, shape)?;
+    let experts = Experts {
+        // Without experts all layers are dense.
+        leading_dense: match shape.experts {
+            0 => shape.layers,
+            _ => keys.count("leading_dense_block_count")?,
+        },
+        ..Experts::everywhere(mixture)
+    };
     for layer in 0..shape.layers {
         let block = format!("blk.{layer}");
         let name = |part: &str| format!("{block}.{part}");
@@ -45,11 +53,7 @@ pub(super) fn describe(
         model.add(Branch, Residual);
 
         model.norm(&name("ffn_norm.weight"), Residual, Normed)?;
-        if shape.experts > 0 && layer >= leading_dense {
-            model.mixture(&block, mixture)?;
-        } else {
-            model.feed_forward(&block, Activation::Silu)?;
-        }
+        experts.feed_forward(model, &block, layer)?;
         model.add(Branch, Residual);
     }
     // Its published name; converters have kept it.

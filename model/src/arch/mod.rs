@@ -2,6 +2,7 @@
 //! its paper. To add one, add its file and its row to `ARCHITECTURES`.
 
 mod deepseek2;
+mod experts;
 mod gemma;
 mod gemma2;
 mod gemma3;

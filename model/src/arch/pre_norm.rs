@@ -5,10 +5,11 @@
 
 use emel_kernels::RopeStyle;
 
+use super::experts::Experts;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Attended, Branch, Key, Logits, Normed, Query, Residual};
-use crate::program::{Activation, Mixture, ProgramBuilder, Scores};
+use crate::program::{Activation, ProgramBuilder, Scores};
 
 /// What differs between the families.
 #[derive(Debug, Clone, Copy)]
@@ -43,28 +44,6 @@ pub(super) enum QueryKeyNorm {
     EachHead,
     /// All heads of a token together.
     AllHeads,
-}
-
-/// Where a mixture of experts stands.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Experts {
-    /// Its router and activation function.
-    pub(super) mixture: Mixture,
-    /// Layers before the first mixture.
-    pub(super) leading_dense: usize,
-    /// Width of the experts of every token, 0 if there are none.
-    pub(super) shared_width: usize,
-}
-
-impl Experts {
-    /// A mixture in every layer, without experts of every token.
-    pub(super) fn everywhere(mixture: Mixture) -> Self {
-        Self {
-            mixture,
-            leading_dense: 0,
-            shared_width: 0,
-        }
-    }
 }
 
 impl PreNorm {
@@ -111,11 +90,8 @@ impl PreNorm {
 
             let norm = format!("{block}.{}.weight", self.feed_forward_norm);
             model.norm(&norm, Residual, Normed)?;
-            match self
-                .experts
-                .filter(|experts| layer >= experts.leading_dense)
-            {
-                Some(experts) => experts.describe(model, &block)?,
+            match &self.experts {
+                Some(experts) => experts.feed_forward(model, &block, layer)?,
                 None => model.feed_forward(&block, Activation::Silu)?,
             }
             model.scale(Branch, self.residual_scale);
@@ -161,15 +137,5 @@ impl PreNorm {
             softcap: None,
             sinks: self.has_sinks.then_some(sinks.as_str()),
         })
-    }
-}
-
-impl Experts {
-    fn describe(&self, model: &mut ProgramBuilder<'_>, block: &str) -> Result<(), ModelError> {
-        model.mixture(block, self.mixture)?;
-        if self.shared_width > 0 {
-            model.shared_experts(block, self.shared_width, self.mixture.activation)?;
-        }
-        Ok(())
     }
 }

@@ -20,7 +20,7 @@ impl Forward {
     }
 
     /// Runs queries, keys and values through the memories of a layer.
-    pub(super) fn recall(
+    pub(super) fn delta_rule(
         &mut self,
         state: usize,
         shape: &DeltaRuleShape,

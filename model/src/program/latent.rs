@@ -13,9 +13,9 @@ pub struct LatentShape {
     /// Width of the latent vector of queries; `None` projects them directly.
     pub query_latent: Option<usize>,
     /// Part of a query or key head that has no position.
-    pub plain: usize,
+    pub nope: usize,
     /// Part of a query or key head that turns with the position.
-    pub turning: usize,
+    pub rope: usize,
     /// Width of a value head.
     pub value: usize,
 }
@@ -44,7 +44,7 @@ impl ProgramBuilder<'_> {
             scale,
             ..Scores::default()
         };
-        let key = shape.plain + shape.turning;
+        let key = shape.nope + shape.rope;
         let is_absorbed = !self.has(&name("kv_b.weight"));
         let (queries, keys) = if is_absorbed {
             (Buffer::Fused, Buffer::Key)
@@ -60,8 +60,8 @@ impl ProgramBuilder<'_> {
             }
             None => self.linear(&name("q"), heads * key, Buffer::Normed, queries)?,
         }
-        self.rope_from(queries, heads, shape.plain, rotation);
-        let latent_key = shape.latent + shape.turning;
+        self.rope_from(queries, heads, shape.nope, rotation);
+        let latent_key = shape.latent + shape.rope;
         self.linear(&name("kv_a_mqa"), latent_key, Buffer::Normed, keys)?;
         let weight = self.resident(&name("kv_a_norm.weight"), shape.latent)?;
         self.push(Op::NormColumns {
@@ -87,19 +87,19 @@ impl ProgramBuilder<'_> {
         scores: Scores<'_>,
     ) -> Result<Buffer, ModelError> {
         let heads = self.program.hyperparameters.heads;
-        let (plain, latent, turning) = (shape.plain, shape.latent, shape.turning);
+        let (nope, latent, rope) = (shape.nope, shape.latent, shape.rope);
         let of = |buffer, head_width| HeadColumns::all(buffer, heads, head_width);
-        let key_width = latent + turning;
-        let queries = of(Buffer::Fused, plain + turning);
+        let key_width = latent + rope;
+        let queries = of(Buffer::Fused, nope + rope);
         let latent_queries = of(Buffer::Query, key_width);
         self.linear_heads(
             &format!("{block}.attn_k_b.weight"),
-            queries.columns(0, plain),
+            queries.columns(0, nope),
             latent_queries.columns(0, latent),
         )?;
         self.copy_heads(
-            queries.columns(plain, turning),
-            latent_queries.columns(latent, turning),
+            queries.columns(nope, rope),
+            latent_queries.columns(latent, rope),
         );
         let kept = KvShape {
             kv_heads: 1,
@@ -124,26 +124,26 @@ impl ProgramBuilder<'_> {
         scores: Scores<'_>,
     ) -> Result<Buffer, ModelError> {
         let heads = self.program.hyperparameters.heads;
-        let (plain, latent, turning) = (shape.plain, shape.latent, shape.turning);
+        let (nope, latent, rope) = (shape.nope, shape.latent, shape.rope);
         let of = HeadColumns::all;
         self.split(Buffer::Latent, &[(Buffer::Compressed, latent)]);
-        let rows = heads * (plain + shape.value);
+        let rows = heads * (nope + shape.value);
         let name = format!("{block}.attn_kv_b");
         self.linear(&name, rows, Buffer::Compressed, Buffer::Fused)?;
-        let projected = of(Buffer::Fused, heads, plain + shape.value);
-        let keys = of(Buffer::Key, heads, plain + turning);
-        self.copy_heads(projected.columns(0, plain), keys.columns(0, plain));
+        let projected = of(Buffer::Fused, heads, nope + shape.value);
+        let keys = of(Buffer::Key, heads, nope + rope);
+        self.copy_heads(projected.columns(0, nope), keys.columns(0, nope));
         self.copy_heads(
-            of(Buffer::Latent, 1, latent + turning).columns(latent, turning),
-            keys.columns(plain, turning),
+            of(Buffer::Latent, 1, latent + rope).columns(latent, rope),
+            keys.columns(nope, rope),
         );
         self.copy_heads(
-            projected.columns(plain, shape.value),
+            projected.columns(nope, shape.value),
             of(Buffer::Value, heads, shape.value),
         );
         let kept = KvShape {
             kv_heads: heads,
-            key_width: plain + turning,
+            key_width: nope + rope,
             value_width: Some(shape.value),
             window: None,
         };

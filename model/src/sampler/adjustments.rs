@@ -3,6 +3,8 @@
 //!
 //! They concern few tokens, so before the selection they are applied to these alone.
 
+use std::sync::Arc;
+
 use super::candidates::Candidate;
 use super::dry::{Breakers, Dry};
 use super::history::{History, Penalties};
@@ -29,7 +31,7 @@ impl Adjustments {
         options: &SamplerOptions,
         early: Vec<Stage>,
         late: &[Stage],
-        breakers: Breakers,
+        breakers: Arc<Breakers>,
     ) -> Self {
         let mut biases = options.logit_bias.clone();
         biases.sort_by_key(|bias| bias.0);

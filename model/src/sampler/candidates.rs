@@ -23,8 +23,16 @@ impl Candidate {
 
     /// Likeliest first; among equals, the lowest id.
     fn order(&self, other: &Self) -> Ordering {
-        let by_logit = other.logit.total_cmp(&self.logit);
-        by_logit.then(self.id.cmp(&other.id))
+        self.rank().cmp(&other.rank())
+    }
+
+    /// Lower for what comes first. One integer is sorted several times as fast as two keys in
+    /// turn.
+    fn rank(&self) -> u64 {
+        // Positive floats ascend as integers do, negative ones descend.
+        let bits = self.logit.to_bits();
+        let ascending = bits ^ ((bits.cast_signed() >> 31).cast_unsigned() | 1 << 31);
+        u64::from(!ascending) << 32 | u64::from(self.id)
     }
 }
 
@@ -79,13 +87,14 @@ impl Candidates {
         if self.buffer.len() > self.keep {
             self.cut_back();
         }
-        self.buffer.sort_unstable_by(Candidate::order);
+        self.buffer.sort_unstable_by_key(Candidate::rank);
     }
 
     /// Drops all but the likeliest, of which the least likely ends up last.
     fn cut_back(&mut self) {
         let last = self.keep - 1;
-        self.buffer.select_nth_unstable_by(last, Candidate::order);
+        self.buffer
+            .select_nth_unstable_by_key(last, Candidate::rank);
         self.buffer.truncate(self.keep);
     }
 
@@ -113,7 +122,7 @@ impl Candidates {
         });
         let count = count(&self.buffer);
         self.truncate(count);
-        self.buffer.sort_unstable_by(Candidate::order);
+        self.buffer.sort_unstable_by_key(Candidate::rank);
     }
 
     /// Replaces every logit.
@@ -121,7 +130,9 @@ impl Candidates {
         for candidate in &mut self.buffer {
             *candidate = Candidate::new(candidate.id, logit(*candidate));
         }
-        self.buffer.sort_unstable_by(Candidate::order);
+        if !self.buffer.is_sorted_by_key(Candidate::rank) {
+            self.buffer.sort_unstable_by_key(Candidate::rank);
+        }
     }
 
     /// The candidates, likeliest first.
@@ -164,6 +175,18 @@ mod tests {
         for keep in [1, 2, 7, 40, 500, 505, 1008] {
             assert_eq!(ids(keep, &logits), whole[..keep], "{keep}");
         }
+    }
+
+    #[test]
+    fn ranks_are_in_the_order_of_logits_and_then_of_ids() {
+        let logits = [f32::MAX, 1.0, 1e-40, 0.0, -1e-40, -1.0, f32::MIN];
+        let candidates = logits.map(|logit| [0, 1, u32::MAX].map(|id| Candidate::new(id, logit)));
+        let ranks: Vec<u64> = candidates
+            .as_flattened()
+            .iter()
+            .map(Candidate::rank)
+            .collect();
+        assert!(ranks.is_sorted_by(|a, b| a < b), "{ranks:?}");
     }
 
     #[test]

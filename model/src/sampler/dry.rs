@@ -7,6 +7,8 @@
 //! <https://github.com/oobabooga/text-generation-webui/pull/5677>; lengths come from
 //! the Z algorithm on the reversed text, in linear time.
 
+use std::sync::Arc;
+
 use super::history::History;
 use super::options::{SamplerOptions, Stage};
 use crate::tokenizer::{EncodeOptions, Tokenizer};
@@ -123,7 +125,7 @@ pub(super) struct Dry {
     base: f32,
     allowed_length: usize,
     last_n: usize,
-    breakers: Breakers,
+    breakers: Arc<Breakers>,
     /// How many tokens before each place are also the latest ones.
     repeats: Vec<u32>,
     /// The tokens that would go on with a repetition, by id, and its length.
@@ -132,7 +134,7 @@ pub(super) struct Dry {
 
 impl Dry {
     /// The penalties that `options` ask for.
-    pub(super) fn new(options: &SamplerOptions, breakers: Breakers) -> Self {
+    pub(super) fn new(options: &SamplerOptions, breakers: Arc<Breakers>) -> Self {
         let last_n = options.dry_penalty_last_n;
         Self {
             multiplier: options.dry_multiplier,
@@ -230,7 +232,7 @@ mod tests {
             dry_penalty_last_n: 16,
             ..SamplerOptions::default()
         };
-        Dry::new(&options, breakers)
+        Dry::new(&options, Arc::new(breakers))
     }
 
     fn lengths(ids: &[u32], breakers: Breakers) -> Vec<(u32, u32)> {
@@ -284,7 +286,7 @@ mod tests {
             dry_penalty_last_n: 400,
             ..SamplerOptions::default()
         };
-        let mut dry = Dry::new(&options, Breakers::default());
+        let mut dry = Dry::new(&options, Arc::default());
         let mut history = History::new(400);
         (0..400).for_each(|_| history.push(7));
         dry.update(&history);

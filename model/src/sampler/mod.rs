@@ -13,6 +13,8 @@ mod log_probability;
 mod options;
 mod stages;
 
+use std::sync::Arc;
+
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -40,7 +42,7 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler for rows of `vocabulary_size` logits and a sequence of up to `tokens_max`
     /// tokens, of which it looks back on no more. `breakers` are those that the options
-    /// name; they only count for DRY.
+    /// name, which samplers of the same ones may share; they only count for DRY.
     ///
     /// # Errors
     /// When an option is outside of its range.
@@ -48,7 +50,7 @@ impl Sampler {
         options: SamplerOptions,
         vocabulary_size: usize,
         tokens_max: usize,
-        breakers: Breakers,
+        breakers: impl Into<Arc<Breakers>>,
     ) -> Result<Self, SamplerError> {
         options.check()?;
         let options = options.within(tokens_max);
@@ -56,7 +58,7 @@ impl Sampler {
         let keep = kept(&options, &late, vocabulary_size);
         let mirostat = options.mirostat.unwrap_or_default();
         Ok(Self {
-            adjustments: Adjustments::new(&options, early, &late, breakers),
+            adjustments: Adjustments::new(&options, early, &late, breakers.into()),
             candidates: Candidates::new(keep, vocabulary_size),
             late,
             // Twice the target is where the paper starts.

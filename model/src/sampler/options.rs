@@ -268,7 +268,7 @@ impl SamplerOptions {
     }
 
     /// Whether a stage changes anything.
-    pub(super) fn is_active(&self, stage: Stage) -> bool {
+    pub fn is_active(&self, stage: Stage) -> bool {
         match stage {
             Stage::Penalties => {
                 let plain = self.repeat_penalty == 1.0

@@ -10,8 +10,9 @@ use clap::{ArgGroup, Parser};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::conversation::{self, ConversationOptions};
+use emel::cli::interrupt::{Event, Interrupts};
 use emel::cli::sampling::SamplingOptions;
-use emel::cli::{self, ModelOptions, TextSource};
+use emel::cli::{self, Interrupted, ModelOptions, TextSource};
 use emel::{Prompt, Request, Usage};
 
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
@@ -42,7 +43,8 @@ struct Options {
     ctx_size: Option<usize>,
 
     /// Keep the session in a file: what it already holds of the prompt is not computed
-    /// again; prompt and answer are saved to it at the end
+    /// again; prompt and answer are saved to it at the end, and what there is of them on
+    /// Ctrl-C
     #[arg(long, value_name = "FILE", conflicts_with = "conversation")]
     session: Option<PathBuf>,
 
@@ -72,6 +74,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let text = options.text.read(Some(&blueprint.text_limit()))?;
     let sampling = &options.sampling;
     sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
+    blueprint.check_sampler(&sampler)?;
     let is_conversation = options.conversation.conversation;
     let predict = options
         .predict
@@ -156,14 +159,38 @@ async fn continue_text(
         Some(path) => engine.restore_session(path).await?,
         None => 0,
     };
+    // Without a session there is nothing to save, and Ctrl-C just ends the process.
+    let mut interrupts = session
+        .map(|_| Interrupts::listen())
+        .transpose()
+        .context("cannot be told of interrupts (Ctrl-C)")?;
     let spinner = cli::spinner("reading the prompt");
     let mut stream = engine.generate(request).await?;
-    while let Some(token) = stream.next().await {
+    let is_interrupted = loop {
+        let event = match &mut interrupts {
+            Some(interrupts) => interrupts.or_next(&mut stream).await,
+            None => match stream.next().await {
+                Some(Ok(token)) => Event::Token(token),
+                Some(Err(error)) => Event::Failed(error),
+                None => Event::Over,
+            },
+        };
         spinner.finish_and_clear();
-        cli::print(&token?.text)?;
-    }
-    spinner.finish_and_clear();
+        match event {
+            Event::Token(token) => cli::print(&token.text)?,
+            Event::Failed(error) => return Err(error.into()),
+            Event::Over => break false,
+            Event::Interrupted => break true,
+        }
+    };
     cli::print("\n")?;
+    if is_interrupted {
+        // The engine stops when nobody listens any more.
+        drop(stream);
+        let path = session.context("only a session is listened for")?;
+        let tokens = engine.save_session(path).await?;
+        return Err(Interrupted { tokens }.into());
+    }
     if let Some(path) = session {
         engine.save_session(path).await?;
     }

@@ -1,27 +1,23 @@
 //! `emel-run -cnv`: a conversation in the terminal, or with lines from a pipe.
 
-use std::future::poll_fn;
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::PathBuf;
-use std::pin::Pin;
-use std::task::Poll;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use emel_model::chat::{ChatTemplate, Conversation, assistant_message};
-use futures_core::Stream;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::interrupt::{Event, Interrupts};
 use super::template::TemplateOptions;
 use super::{
     OutputError, message, note_full_context, notice, one_line, print, read_text, spinner, start,
     tell,
 };
 use crate::blueprint::Blueprint;
-use crate::{Engine, Error, Prompt, Request, TextLimit, Token, TokenStream, Usage};
+use crate::{Engine, Error, Prompt, Request, TextLimit, Usage};
 
 /// What begins the line that the user writes.
 const PROMPT: &str = "> ";
@@ -123,8 +119,7 @@ pub async fn run(
         talk.conversation.pop();
     }
     let engine = start(blueprint).await?;
-    let mut interrupts =
-        signal(SignalKind::interrupt()).context("cannot be told of interrupts (Ctrl-C)")?;
+    let mut interrupts = Interrupts::listen().context("cannot be told of interrupts (Ctrl-C)")?;
     let mut input = Input::open(next.as_deref(), limit)?;
     let mut unanswered = 0;
     loop {
@@ -192,11 +187,11 @@ impl Talk {
     async fn answer(
         &mut self,
         engine: &Engine,
-        interrupts: &mut Signal,
+        interrupts: &mut Interrupts,
         on_usage: &mut impl FnMut(&Usage),
     ) -> anyhow::Result<()> {
         // What was pressed at the keyboard's own line is not meant for this answer.
-        is_interrupted(interrupts).await;
+        interrupts.has_come().await;
         let prompt = self.template.render(&self.conversation)?;
         let description = engine.description();
         let mut request = self.request.clone();
@@ -206,7 +201,7 @@ impl Talk {
         let mut stream = engine.generate(request).await.map_err(longer_than)?;
         let mut answer = String::new();
         let stopped = loop {
-            match next_token(&mut stream, interrupts).await {
+            match interrupts.or_next(&mut stream).await {
                 Event::Token(token) => {
                     waiting.finish_and_clear();
                     print(&token.text)?;
@@ -246,36 +241,6 @@ fn longer_than(error: Error) -> anyhow::Error {
     }
 }
 
-enum Event {
-    Token(Token),
-    Failed(Error),
-    Over,
-    Interrupted,
-}
-
-async fn next_token(stream: &mut TokenStream, interrupts: &mut Signal) -> Event {
-    poll_fn(|context| {
-        if interrupts.poll_recv(context).is_ready() {
-            return Poll::Ready(Event::Interrupted);
-        }
-        Pin::new(&mut *stream)
-            .poll_next(context)
-            .map(|token| match token {
-                Some(Ok(token)) => Event::Token(token),
-                Some(Err(error)) => Event::Failed(error),
-                None => Event::Over,
-            })
-    })
-    .await
-}
-
-/// Whether an interrupt has come since the last was seen.
-async fn is_interrupted(interrupts: &mut Signal) -> bool {
-    // The runtime looks for signals when it would else be idle.
-    tokio::task::yield_now().await;
-    poll_fn(|context| Poll::Ready(interrupts.poll_recv(context).is_ready())).await
-}
-
 /// Where the user's messages come from.
 enum Input {
     Terminal(Box<DefaultEditor>),
@@ -312,9 +277,9 @@ impl Input {
     }
 
     /// The next line; `None` at the end of the input and after an interrupt.
-    async fn message(&mut self, interrupts: &mut Signal) -> anyhow::Result<Option<Line>> {
+    async fn message(&mut self, interrupts: &mut Interrupts) -> anyhow::Result<Option<Line>> {
         match self {
-            Self::Terminal(_) if is_interrupted(interrupts).await => Ok(None),
+            Self::Terminal(_) if interrupts.has_come().await => Ok(None),
             Self::Terminal(editor) => match editor.readline(PROMPT) {
                 Ok(line) => {
                     // A history that refuses a line is no reason to stop.
@@ -324,14 +289,10 @@ impl Input {
                 Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
                 Err(error) => Err(error).context("standard input: cannot read a message"),
             },
-            Self::Pipe(lines) => poll_fn(|context| {
-                if interrupts.poll_recv(context).is_ready() {
-                    return Poll::Ready(None);
-                }
-                lines.poll_recv(context)
-            })
-            .await
-            .transpose(),
+            Self::Pipe(lines) => {
+                let line = interrupts.or(|context| lines.poll_recv(context)).await;
+                line.flatten().transpose()
+            }
         }
     }
 }

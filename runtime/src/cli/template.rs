@@ -7,6 +7,7 @@ use clap::Args;
 use emel_model::chat::{CHATML, ChatTemplate, ChatTemplates};
 
 use super::{notice, read_text};
+use crate::error::Error;
 
 /// The choice of a chat template, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
@@ -43,6 +44,12 @@ impl TemplateOptions {
         };
         match (&self.chat_template, &self.chat_template_file) {
             (_, Some(file)) => from_file(file),
+            (Some(text), None) if text.trim().is_empty() => Err(Error::Setting {
+                setting: "--chat-template",
+                found: "empty".to_owned(),
+                expected: "a file, a template or chatml".to_owned(),
+            }
+            .into()),
             (Some(name), None) if name == "chatml" => Ok(templates.with_source(CHATML)?),
             (Some(text), None) if text.contains("{{") || text.contains("{%") => {
                 Ok(templates.with_source(text)?)

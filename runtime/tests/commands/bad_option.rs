@@ -342,6 +342,34 @@ fn a_full_standard_output_is_an_error() {
 }
 
 #[test]
+fn biases_for_no_token_and_against_all_are_refused() {
+    let run = |biases: &str| {
+        let arguments = words("-p hello -n 2 --ram-budget 64M").chain(words(biases));
+        emel_run(&llama(), arguments)
+    };
+    let expected = [
+        "--logit-bias (-l) is 999999+inf",
+        "below the vocabulary's 384",
+    ];
+    refusal(run("-l 999999+inf"), 2, &expected);
+    let all: String = (0..384).map(|id| format!("-l {id}-inf ")).collect();
+    refusal(run(&all), 2, &["-l", "-inf for all of the 384 tokens"]);
+    result(run("-l 5-inf -l 7+1.5"));
+}
+
+#[test]
+fn types_of_keys_and_values_that_do_not_exist_are_refused_and_the_others_planned() {
+    refusal(
+        emel_run(&llama(), words("-p hello --kv q4_0")),
+        2,
+        &["--kv", "f16, f32, q8_0"],
+    );
+    result(emel_run(&llama(), words("-p hello -n 4 --kv q8_0")));
+    let plan = result(emel("plan", &llama(), words("-c 64 --kv q8_0")));
+    assert!(plan.contains("KV cache (64 tokens, q8_0)"), "{plan}");
+}
+
+#[test]
 fn token_ids_outside_the_vocabulary_are_refused() {
     for ids in ["1,384", "4294967295"] {
         let output = emel("eval", &llama(), ["--tokens", ids]);

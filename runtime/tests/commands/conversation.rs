@@ -270,6 +270,14 @@ fn lines_that_are_no_message_are_refused_and_the_next_one_answered() {
 }
 
 #[test]
+fn an_empty_template_is_refused() {
+    let arguments = ["--ram-budget", "256M", "--chat-template", ""];
+    let output = talk(&llama(), &arguments, "hi\n");
+    let expected = ["--chat-template is empty", "a file, a template or chatml"];
+    refusal(output, 2, &expected);
+}
+
+#[test]
 fn options_of_a_conversation_belong_to_one() {
     for (arguments, expected) in [
         ("-sys a -p b", "--conversation"),

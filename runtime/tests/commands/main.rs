@@ -9,6 +9,7 @@ mod bad_model;
 mod bad_option;
 mod conversation;
 mod info;
+mod limits;
 mod model;
 mod render;
 mod result;

@@ -1,0 +1,105 @@
+//! What the system limits a process to: files, their size, its address space; and Ctrl-C.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::{command, gemma, llama, refusal, result, words};
+
+/// Runs `emel-run MODEL ARGS…` under a limit of the shell's.
+fn limited(limit: &str, arguments: &str) -> Output {
+    let script = format!("ulimit {limit} && exec \"$0\" \"$@\"");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_emel-run")]);
+    shell.arg(llama()).args(words(arguments));
+    shell.stdin(Stdio::null()).output().unwrap()
+}
+
+#[test]
+fn too_few_files_are_an_error_that_names_the_limit() {
+    for files in 6..=10 {
+        let limit = format!("-n {files}");
+        let output = limited(&limit, "-p hello -n 2 --ram-budget 64M");
+        refusal(output, 1, &["Too many open files", "ulimit -n"]);
+    }
+    result(limited("-n 64", "-p hello -n 2 --ram-budget 64M"));
+}
+
+#[test]
+fn a_file_that_reaches_its_limit_is_an_error_and_leaves_nothing_behind() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("session");
+    let arguments = format!(
+        "-p hello -n 2 --ram-budget 64M --session {}",
+        path.display()
+    );
+    let output = limited("-f 1", &arguments);
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{notes}");
+    for expected in ["cannot write the session", "File too large", "ulimit -f"] {
+        assert!(notes.contains(expected), "{notes}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn memory_that_is_there_and_refused_is_said_to_be_limited() {
+    let arguments = "-p hello -n 2 --ram-budget 1G -c 100000 --kv f32";
+    let output = limited("-v 100000", arguments);
+    let expected = [
+        "the system refuses",
+        "ulimit -v",
+        "lower -c or --ram-budget",
+    ];
+    refusal(output, 1, &expected);
+}
+
+/// Runs with a session until the first text is there, and interrupts.
+fn interrupted(session: &Path) -> String {
+    let mut child = command("emel-run")
+        .arg(gemma())
+        .args(words("-p hello -n 19000 -c 20000 --temp 0 --ignore-eos"))
+        .args(words("--ram-budget 256M --session"))
+        .arg(session)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    output.read_to_end(&mut Vec::new()).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let notes = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(130), "{notes}");
+    notes
+}
+
+#[test]
+fn an_interrupt_saves_the_session() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("session");
+    let notes = interrupted(&path);
+    let tokens = notes.strip_prefix("error: interrupted; the session of ");
+    let tokens = tokens.and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
+    let tokens = tokens.unwrap_or_else(|| panic!("{notes}"));
+    assert!((2..19_000).contains(&tokens), "{notes}");
+    let mut run = command("emel-run");
+    run.arg(gemma())
+        .args(words(
+            "-p hello -n 2 -c 20000 --temp 0 --ram-budget 256M --session",
+        ))
+        .arg(&path);
+    let resumed = run.output().unwrap();
+    let notes = String::from_utf8_lossy(&resumed.stderr).into_owned();
+    assert!(
+        notes.contains(&format!("of the session's {tokens} tokens")),
+        "{notes}"
+    );
+    result(resumed);
+}
