@@ -30,11 +30,11 @@ const PRESSURE_LOW: f32 = 1.0;
 /// Steps in which pinned weights go for pressure.
 const PRESSURE_STEPS: u64 = 8;
 
-type Listener = Box<dyn FnMut(&str) + Send>;
+type OnNotice = dyn FnMut(&str) + Send;
 
 /// Whoever is told, in a line each, that weights are given back or taken again.
 #[derive(Default)]
-pub struct NoticeListener(Option<Listener>);
+pub struct NoticeListener(Option<Box<OnNotice>>);
 
 impl NoticeListener {
     /// Has `listener` called on the engine's thread.

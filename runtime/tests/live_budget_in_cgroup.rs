@@ -82,7 +82,7 @@ fn set_hard(group: &Path, names: &[&str], bytes: u64) {
 
 fn run(model: &Path, io: &str) -> Vec<String> {
     let run = env!("CARGO_BIN_EXE_emel-run");
-    let fixed = "--ram-budget 130M -c 512 -n 480 --temp 0 --ignore-eos -t 2";
+    let fixed = "--ram-budget 130M -c 512 -n 320 --temp 0 --ignore-eos -t 1";
     let mut command = vec![run.to_owned(), model.to_str().unwrap().to_owned()];
     command.extend(fixed.split(' ').map(str::to_owned));
     command.extend(["--io", io, "-p", "The capital of France is"].map(str::to_owned));
@@ -140,7 +140,8 @@ fn shrink_and_grow(via: &str, command: &[String], expected: &[u8]) {
     let line = wait_for(&lines, "gave back");
     assert!(line.contains("the memory limit is now 88.0 MiB"), "{line}");
     set_hard(&group, &hard, SMALL_BYTES);
-    std::thread::sleep(Duration::from_secs(3));
+    // Tokens are made below the lower limit.
+    std::thread::sleep(Duration::from_millis(500));
     let mut rising = hard.clone();
     rising.reverse();
     set_hard(&group, &rising, LARGE_BYTES);
