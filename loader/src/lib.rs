@@ -12,5 +12,6 @@ pub mod gguf;
 pub mod plan;
 pub mod reader;
 pub mod slots;
+pub mod trace;
 pub mod unit;
 pub mod weights;

@@ -252,8 +252,9 @@ fn ring_shape(for_weights: u64, unit_bytes_min: u64) -> (usize, u64) {
     while unit_bytes > unit_bytes_min && unit_bytes * SLOTS_MAX / 2 > ring_bytes {
         unit_bytes /= 2;
     }
-    let unit_bytes = unit_bytes.max(unit_bytes_min);
-    let slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
+    let mut unit_bytes = unit_bytes.max(unit_bytes_min);
+    let mut slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
+    if let Ok(t) = std::env::var("RING") { let (a,b) = t.split_once('x').unwrap(); slots = a.parse().unwrap(); unit_bytes = b.parse::<u64>().unwrap() << 10; }
     (slots as usize, unit_bytes)
 }
 

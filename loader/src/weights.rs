@@ -17,7 +17,8 @@ use crate::files::OpenFiles;
 use crate::gguf::Extent;
 use crate::plan::{Plan, ROW_SLOTS, Residency, held_bytes};
 use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
-use crate::slots::SlotTable;
+use crate::slots::{SlotTable, TracedRead};
+use crate::trace::{Activity, Trace};
 use crate::unit::Unit;
 
 /// Reads under way while pinned units are loaded.
@@ -81,6 +82,7 @@ pub struct Weights {
     extents: Box<[Extent]>,
     buffers: SlotBuffers,
     wait: Duration,
+    trace: Option<Arc<Trace>>,
     // Keeps the views in `pinned` valid.
     _pinned_arena: Arc<Arena>,
 }
@@ -125,6 +127,7 @@ impl Weights {
             extents: extents_of(slot_count.max(LOAD_DEPTH)),
             buffers,
             wait: Duration::ZERO,
+            trace: None,
             _pinned_arena: Arc::clone(&pinned_arena),
         };
         weights
@@ -151,7 +154,7 @@ impl Weights {
         }
         let started = Instant::now();
         let taken = poll_fn(|context| self.poll_front(unit, context)).await;
-        self.wait += started.elapsed();
+        self.waited(Some(unit), started);
         let (slot, view) = taken?;
         // SAFETY: the slot is held until `give_back` below, so no read is given its
         // buffer; the arena or mapping is owned by this value.
@@ -235,6 +238,11 @@ impl Weights {
         self.ring.rewind();
     }
 
+    /// Has reads and waits recorded from now on.
+    pub fn record(&mut self, trace: Arc<Trace>) {
+        self.trace = Some(trace);
+    }
+
     /// What reading has cost so far.
     pub fn statistics(&self) -> ReadStatistics {
         ReadStatistics {
@@ -274,7 +282,8 @@ impl Weights {
             let bytes = held_bytes(&self.units[unit]) as usize;
             let buffer = with_buffers.then(|| arena.buffer(offset, bytes, None));
             offset += if with_buffers { bytes } else { 0 };
-            self.submit(sequence % LOAD_DEPTH, self.units[unit].extent, buffer);
+            let extent = self.units[unit].extent;
+            self.submit(sequence % LOAD_DEPTH, Some(unit), extent, buffer);
         }
         for sequence in pinned.len().saturating_sub(LOAD_DEPTH)..pinned.len() {
             self.finish_load(&pinned, sequence, &mut loaded, progress)
@@ -337,7 +346,7 @@ impl Weights {
                 return;
             };
             let buffer = self.buffers.ring_buffer(slot);
-            self.submit(slot, self.units[unit].extent, buffer);
+            self.submit(slot, Some(unit), self.units[unit].extent, buffer);
             self.ring.queue.push_back((slot, unit));
         }
     }
@@ -354,7 +363,7 @@ impl Weights {
         })
         .await;
         let buffer = self.buffers.row_buffer(place);
-        self.submit(slot, *extent, buffer);
+        self.submit(slot, None, *extent, buffer);
     }
 
     async fn taken(&mut self, slot: usize) -> Result<View, ReadError> {
@@ -364,8 +373,16 @@ impl Weights {
             self.table.poll_take(slot)
         })
         .await;
-        self.wait += started.elapsed();
+        self.waited(None, started);
         taken
+    }
+
+    fn waited(&mut self, unit: Option<usize>, started: Instant) {
+        let length = started.elapsed();
+        self.wait += length;
+        if let Some(trace) = &self.trace {
+            trace.record(Activity::Wait, unit, started, length);
+        }
     }
 
     fn pinned_view(&self, extent: &Extent) -> Option<View> {
@@ -381,12 +398,23 @@ impl Weights {
             })
     }
 
-    fn submit(&mut self, slot: usize, extent: Extent, buffer: Option<SlotBuffer>) {
+    fn submit(
+        &mut self,
+        slot: usize,
+        unit: Option<usize>,
+        extent: Extent,
+        buffer: Option<SlotBuffer>,
+    ) {
         self.extents[slot] = extent;
+        let traced = self.trace.as_ref().map(|trace| TracedRead {
+            trace: Arc::clone(trace),
+            unit,
+            submitted: Instant::now(),
+        });
         self.reader.submit(ReadRequest {
             extent,
             buffer,
-            completion: self.table.begin(slot),
+            completion: self.table.begin(slot).traced(traced),
         });
     }
 

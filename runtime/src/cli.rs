@@ -2,6 +2,7 @@
 
 pub mod conversation;
 pub mod info;
+pub mod profile;
 pub mod render;
 pub mod sampling;
 pub mod template;

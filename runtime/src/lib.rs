@@ -44,4 +44,4 @@ pub use request::{Prompt, Request};
 pub use session::SessionError;
 pub use stream::{Token, TokenStream};
 pub use token_text::TokenText;
-pub use usage::Usage;
+pub use usage::{Spent, Usage};

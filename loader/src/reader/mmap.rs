@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
+use super::schedule::run_at_once;
 use super::{Backend, ReadError, ReadRequest, Reader};
 use crate::arena::{PAGE_BYTES, View};
 use crate::files::{OpenFiles, Window};
@@ -118,6 +119,7 @@ impl Drop for MmapReader {
 }
 
 fn serve(maps: &Maps, requests: &Receiver<ReadRequest>) {
+    run_at_once();
     for request in requests {
         match maps.fault_in(&request.extent) {
             Ok(view) => {

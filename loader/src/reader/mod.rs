@@ -7,6 +7,7 @@
 
 mod mmap;
 mod pread;
+mod schedule;
 mod uring;
 
 use std::io;
