@@ -6,17 +6,17 @@
 //! C of N bytes is the best that can be done for a cyclic scan. Pinned units are spread
 //! evenly over the pass, so that the drive reads while they compute.
 
-use crate::arena::PAGE_BYTES;
+use crate::arena::{HUGE_PAGE_BYTES, PAGE_BYTES};
 use crate::files::Window;
 use crate::gguf::Catalog;
 use crate::unit::{Stage, Unit, WeightUse, partition};
 
 /// Reads of 0.5–4 MiB with 4–32 under way saturate NVMe drives.
-const SLOT_BYTES_MAX: u64 = 4 << 20;
+const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// The smallest slot worth a read.
 const SLOT_BYTES_MIN: u64 = 256 << 10;
 /// A ring deeper than this hides no more latency.
-const SLOTS_MAX: u64 = 16;
+const SLOTS_MAX: u64 = 8;
 /// One slot is read while the other is computed on.
 const SLOTS_MIN: u64 = 2;
 /// The part of the weights' budget that a ring may take, as a divisor.
@@ -170,9 +170,14 @@ impl Plan {
             .sum()
     }
 
-    /// Bytes of the ring.
+    /// Bytes of the ring: whole huge pages, unless it is smaller than one.
     pub fn ring_bytes(&self) -> u64 {
-        (self.slots * self.slot_bytes) as u64
+        let bytes = self.slots * self.slot_bytes;
+        if bytes < HUGE_PAGE_BYTES {
+            bytes as u64
+        } else {
+            bytes.next_multiple_of(HUGE_PAGE_BYTES) as u64
+        }
     }
 
     /// Bytes of the buffers for embedding rows.
@@ -255,6 +260,10 @@ fn ring_shape(for_weights: u64, unit_bytes_min: u64) -> (usize, u64) {
     let mut unit_bytes = unit_bytes.max(unit_bytes_min);
     let mut slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
     if let Ok(t) = std::env::var("RING") { let (a,b) = t.split_once('x').unwrap(); slots = a.parse().unwrap(); unit_bytes = b.parse::<u64>().unwrap() << 10; }
+    // Wherever in a page a unit starts, it takes no more than a slot of whole pages.
+    let unit_bytes = unit_bytes
+        .saturating_sub(PAGE_BYTES as u64)
+        .max(unit_bytes_min);
     (slots as usize, unit_bytes)
 }
 

@@ -10,6 +10,7 @@ mod bad_option;
 mod conversation;
 mod info;
 mod model;
+mod profile;
 mod render;
 mod result;
 mod session;
