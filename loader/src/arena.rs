@@ -58,11 +58,7 @@ impl Arena {
         // Refused on some kernels, which is fine. The end gets small pages even where huge
         // ones are the rule, for a huge one would be more than was asked for.
         let _ = mapping.advise_range(Advice::HugePage, skipped, huge_bytes);
-        let _ = mapping.advise_range(
-            Advice::NoHugePage,
-            skipped + huge_bytes,
-            bytes - huge_bytes,
-        );
+        let _ = mapping.advise_range(Advice::NoHugePage, skipped + huge_bytes, bytes - huge_bytes);
         Ok(Arc::new(Self {
             start: mapping.as_mut_ptr().wrapping_add(skipped),
             bytes,

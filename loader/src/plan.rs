@@ -11,16 +11,21 @@ use crate::files::Window;
 use crate::gguf::Catalog;
 use crate::unit::{Stage, Unit, WeightUse, partition};
 
-/// Reads of 0.5–4 MiB with 4–32 under way saturate NVMe drives.
+/// Reads of 1 MiB and more reach a drive's bandwidth with four under way. Every read costs
+/// the processor tens of microseconds, so they are of this size where there is room.
 const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// The smallest slot worth a read.
 const SLOT_BYTES_MIN: u64 = 256 << 10;
-/// A ring deeper than this hides no more latency.
-const SLOTS_MAX: u64 = 8;
+/// A ring deeper than this hides no more latency, and takes what could be pinned.
+const SLOTS_MAX: u64 = 16;
+/// Reads that are under way before reads grow.
+const SLOTS_WANTED: u64 = 8;
+/// All weights are cut into as many units at least, so that there is something to pin.
+const UNITS_MIN: u64 = 16;
 /// One slot is read while the other is computed on.
 const SLOTS_MIN: u64 = 2;
 /// The part of the weights' budget that a ring may take, as a divisor.
-const RING_SHARE: u64 = 8;
+const RING_SHARE: u64 = 16;
 /// Embedding rows that are looked up at a time.
 pub const ROW_SLOTS: usize = 16;
 
@@ -245,7 +250,7 @@ fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
     let total: u64 = tensors().map(|tensor| tensor.extent.bytes).sum();
     let longest_row = tensors().map(|tensor| tensor.row_bytes()).max();
     SLOT_BYTES_MIN
-        .min(total / SLOTS_MAX)
+        .min(total / UNITS_MIN)
         .max(longest_row.unwrap_or(1))
 }
 
@@ -253,13 +258,11 @@ fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
 fn ring_shape(for_weights: u64, unit_bytes_min: u64) -> (usize, u64) {
     let ring_bytes = for_weights / RING_SHARE;
     let mut unit_bytes = SLOT_BYTES_MAX;
-    // Eight reads under way before reads grow.
-    while unit_bytes > unit_bytes_min && unit_bytes * SLOTS_MAX / 2 > ring_bytes {
+    while unit_bytes > unit_bytes_min && unit_bytes * SLOTS_WANTED > ring_bytes {
         unit_bytes /= 2;
     }
-    let mut unit_bytes = unit_bytes.max(unit_bytes_min);
-    let mut slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
-    if let Ok(t) = std::env::var("RING") { let (a,b) = t.split_once('x').unwrap(); slots = a.parse().unwrap(); unit_bytes = b.parse::<u64>().unwrap() << 10; }
+    let unit_bytes = unit_bytes.max(unit_bytes_min);
+    let slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
     // Wherever in a page a unit starts, it takes no more than a slot of whole pages.
     let unit_bytes = unit_bytes
         .saturating_sub(PAGE_BYTES as u64)
@@ -351,8 +354,10 @@ mod tests {
 
     #[test]
     fn a_ring_has_two_small_slots_at_least_and_sixteen_large_ones_at_most() {
+        let page = PAGE_BYTES as u64;
         assert_eq!(ring_shape(0, 256 << 10), (2, 256 << 10));
-        assert_eq!(ring_shape(64 << 30, 256 << 10), (16, 4 << 20));
-        assert_eq!(ring_shape(0, 1 << 20), (2, 1 << 20));
+        assert_eq!(ring_shape(64 << 30, 256 << 10), (16, (2 << 20) - page));
+        assert_eq!(ring_shape(256 << 20, 256 << 10), (8, (2 << 20) - page));
+        assert_eq!(ring_shape(0, 3 << 20), (2, 3 << 20));
     }
 }

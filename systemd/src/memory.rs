@@ -141,7 +141,10 @@ mod tests {
     fn major_faults_are_counted_behind_any_name() {
         let text = "7 (a) b) (c) S 1 7 7 0 -1 4194560 900 0 31 0 5 6";
         let root = root_with("proc/self/stat", text);
-        assert_eq!(Memory::with_root(root.path()).own_major_faults().unwrap(), 31);
+        assert_eq!(
+            Memory::with_root(root.path()).own_major_faults().unwrap(),
+            31
+        );
         let root = root_with("proc/self/stat", "7 (a) S 1");
         assert!(Memory::with_root(root.path()).own_major_faults().is_err());
     }
