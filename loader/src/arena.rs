@@ -12,6 +12,10 @@ use memmap2::{Advice, MmapMut, UncheckedAdvice};
 /// The page size of the machines we run on, and the alignment of every buffer.
 pub const PAGE_BYTES: usize = 4096;
 
+/// A huge page. A drive may read into these several times as fast as into scattered
+/// pages of 4 KiB, each of which is a piece of its own in a request.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 /// A fixed block of page-aligned memory.
 #[derive(Debug)]
 pub struct Arena {
@@ -29,7 +33,8 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Maps `bytes` of zeroed memory, rounded up to pages; the pages count against
-    /// the process once they are written.
+    /// the process once they are written. As much of it from the front as fills whole
+    /// huge pages is in huge pages, where the kernel has any.
     ///
     /// # Errors
     /// When the kernel refuses the mapping.
@@ -42,11 +47,20 @@ impl Arena {
                 mapping: None,
             }));
         }
-        let mut mapping = MmapMut::map_anon(bytes)?;
-        // Fewer TLB misses while weights are read; refused on some kernels, which is fine.
-        let _ = mapping.advise(Advice::HugePage);
+        let huge_bytes = bytes - bytes % HUGE_PAGE_BYTES;
+        // The kernel aligns to huge pages as it likes; what is over is never touched.
+        let spare_bytes = if huge_bytes > 0 { HUGE_PAGE_BYTES } else { 0 };
+        let mut mapping = MmapMut::map_anon(bytes + spare_bytes)?;
+        let skipped = match huge_bytes {
+            0 => 0,
+            _ => mapping.as_ptr().align_offset(HUGE_PAGE_BYTES),
+        };
+        // Refused on some kernels, which is fine. The end gets small pages even where huge
+        // ones are the rule, for a huge one would be more than was asked for.
+        let _ = mapping.advise_range(Advice::HugePage, skipped, huge_bytes);
+        let _ = mapping.advise_range(Advice::NoHugePage, skipped + huge_bytes, bytes - huge_bytes);
         Ok(Arc::new(Self {
-            start: mapping.as_mut_ptr(),
+            start: mapping.as_mut_ptr().wrapping_add(skipped),
             bytes,
             mapping: Some(mapping),
         }))
@@ -69,10 +83,12 @@ impl Arena {
         let Some(mapping) = self.mapping.as_ref().filter(|_| bytes > 0) else {
             return;
         };
+        let skipped = self.start.addr() - mapping.as_ptr().addr();
         // SAFETY: the range is inside this private anonymous mapping, whose pages read as
         // zeroes afterwards: still initialised. Nothing borrows from `mapping` itself.
-        let advised =
-            unsafe { mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes) };
+        let advised = unsafe {
+            mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, skipped + offset, bytes)
+        };
         // Only where pages are locked, and those were not to be given back.
         debug_assert!(advised.is_ok(), "{advised:?}");
     }
@@ -260,6 +276,16 @@ mod tests {
         let mut whole = arena.buffer(0, 3 * PAGE_BYTES, None);
         let sum: usize = whole.as_mut_slice().iter().map(|&it| usize::from(it)).sum();
         assert_eq!(sum, (7 + 8 + 7) * PAGE_BYTES);
+    }
+
+    #[test]
+    fn an_arena_that_holds_huge_pages_starts_on_one_and_is_usable_to_its_end() {
+        let bytes = 2 * HUGE_PAGE_BYTES + PAGE_BYTES;
+        let arena = Arena::new(bytes).unwrap();
+        let mut whole = arena.buffer(0, bytes, None);
+        assert_eq!(whole.as_mut_slice().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+        whole.as_mut_slice().fill(3);
+        assert_eq!(whole.as_mut_slice()[bytes - 1], 3);
     }
 
     #[test]

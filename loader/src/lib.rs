@@ -15,5 +15,6 @@ pub mod probe;
 pub mod reader;
 pub mod slots;
 mod sync;
+pub mod trace;
 pub mod unit;
 pub mod weights;

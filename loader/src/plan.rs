@@ -6,23 +6,28 @@
 //! C of N bytes is the best that can be done for a cyclic scan. Pinned units are spread
 //! evenly over the pass, so that the drive reads while they compute.
 
-use crate::arena::PAGE_BYTES;
+use crate::arena::{HUGE_PAGE_BYTES, PAGE_BYTES};
 use crate::files::Window;
 use crate::gguf::Catalog;
 use crate::probe::Curve;
 use crate::unit::{Stage, Unit, WeightUse, partition};
 
-/// Reads of 0.5–4 MiB with 4–32 under way saturate NVMe drives: the choice for a drive
-/// that nobody has measured.
-const SLOT_BYTES_MAX: u64 = 4 << 20;
+/// Reads of 1 MiB and more reach a drive's bandwidth with four under way. Every read costs
+/// the processor tens of microseconds, so they are of this size where there is room: the
+/// choice for a drive that nobody has measured.
+const SLOT_BYTES_MAX: u64 = 2 << 20;
 /// The smallest slot worth a read.
 const SLOT_BYTES_MIN: u64 = 256 << 10;
-/// A ring deeper than this hides no more latency.
+/// A ring deeper than this hides no more latency, and takes what could be pinned.
 const SLOTS_MAX: u64 = 16;
+/// Reads that are under way before reads grow.
+const SLOTS_WANTED: u64 = 8;
+/// All weights are cut into as many units at least, so that there is something to pin.
+const UNITS_MIN: u64 = 16;
 /// One slot is read while the other is computed on.
 const SLOTS_MIN: u64 = 2;
 /// The part of the weights' budget that a ring may take, as a divisor.
-const RING_SHARE: u64 = 8;
+const RING_SHARE: u64 = 16;
 /// Embedding rows that are looked up at a time.
 pub const ROW_SLOTS: usize = 16;
 
@@ -178,9 +183,14 @@ impl Plan {
             .sum()
     }
 
-    /// Bytes of the ring.
+    /// Bytes of the ring: whole huge pages, unless it is smaller than one.
     pub fn ring_bytes(&self) -> u64 {
-        (self.slots * self.slot_bytes) as u64
+        let bytes = self.slots * self.slot_bytes;
+        if bytes < HUGE_PAGE_BYTES {
+            bytes as u64
+        } else {
+            bytes.next_multiple_of(HUGE_PAGE_BYTES) as u64
+        }
     }
 
     /// Bytes of the buffers for embedding rows.
@@ -248,7 +258,7 @@ fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
         .iter()
         .map(|weight| catalog.tensors()[weight.tensor].row_bytes());
     SLOT_BYTES_MIN
-        .min(weight_bytes(catalog, uses) / SLOTS_MAX)
+        .min(weight_bytes(catalog, uses) / UNITS_MIN)
         .max(rows.max().unwrap_or(1))
 }
 
@@ -272,7 +282,8 @@ fn measured_shape(
     let point = curve.fastest_for(rest_bytes, ring_bytes_max)?;
     let unit_bytes = point.block_bytes.max(unit_bytes_min);
     let slots = point.slots();
-    (slots as u64 * unit_bytes <= ring_bytes_max).then_some((slots, unit_bytes))
+    let fits = slots as u64 * unit_bytes <= ring_bytes_max;
+    fits.then(|| (slots, unit_of_slot(unit_bytes, unit_bytes_min)))
 }
 
 /// The ring for a drive of which nothing is known: slots, and the bytes of the largest
@@ -280,13 +291,20 @@ fn measured_shape(
 fn ring_shape(for_weights: u64, unit_bytes_min: u64) -> (usize, u64) {
     let ring_bytes = for_weights / RING_SHARE;
     let mut unit_bytes = SLOT_BYTES_MAX;
-    // Eight reads under way before reads grow.
-    while unit_bytes > unit_bytes_min && unit_bytes * SLOTS_MAX / 2 > ring_bytes {
+    while unit_bytes > unit_bytes_min && unit_bytes * SLOTS_WANTED > ring_bytes {
         unit_bytes /= 2;
     }
     let unit_bytes = unit_bytes.max(unit_bytes_min);
     let slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
-    (slots as usize, unit_bytes)
+    (slots as usize, unit_of_slot(unit_bytes, unit_bytes_min))
+}
+
+/// The largest unit of a slot that is to take `slot_bytes`: wherever in a page it starts,
+/// it takes no more.
+fn unit_of_slot(slot_bytes: u64, unit_bytes_min: u64) -> u64 {
+    slot_bytes
+        .saturating_sub(PAGE_BYTES as u64)
+        .max(unit_bytes_min)
 }
 
 /// A slot holds any unit, wherever in a page it starts.
@@ -390,17 +408,20 @@ mod tests {
             measured_shape(&curve, for_weights << 20, weight_bytes << 20, 1 << 18)
         };
         // 1000 MiB to be read are worth 56 MiB more; 100 MiB are not.
-        assert_eq!(shape(1000, 3000), Some((16, 4 << 20)));
-        assert_eq!(shape(1000, 1100), Some((8, 1 << 20)));
-        // An eighth of 60 MiB holds no ring of 8 MiB; one of 8 MiB holds none at all.
-        assert_eq!(shape(60, 3000), Some((2, 1 << 20)));
-        assert_eq!(shape(8, 3000), None);
+        let page = PAGE_BYTES as u64;
+        assert_eq!(shape(2000, 4000), Some((16, (4 << 20) - page)));
+        assert_eq!(shape(2000, 2100), Some((8, (1 << 20) - page)));
+        // A part of 120 MiB holds no ring of 8 MiB; one of 16 MiB holds none at all.
+        assert_eq!(shape(120, 3000), Some((2, (1 << 20) - page)));
+        assert_eq!(shape(16, 3000), None);
     }
 
     #[test]
     fn a_ring_has_two_small_slots_at_least_and_sixteen_large_ones_at_most() {
+        let page = PAGE_BYTES as u64;
         assert_eq!(ring_shape(0, 256 << 10), (2, 256 << 10));
-        assert_eq!(ring_shape(64 << 30, 256 << 10), (16, 4 << 20));
-        assert_eq!(ring_shape(0, 1 << 20), (2, 1 << 20));
+        assert_eq!(ring_shape(64 << 30, 256 << 10), (16, (2 << 20) - page));
+        assert_eq!(ring_shape(256 << 20, 256 << 10), (8, (2 << 20) - page));
+        assert_eq!(ring_shape(0, 3 << 20), (2, 3 << 20));
     }
 }

@@ -8,10 +8,12 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Instant;
 
 use crate::arena::View;
 use crate::reader::ReadError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
+use crate::trace::{Activity, Trace};
 
 #[derive(Debug)]
 enum SlotState {
@@ -39,6 +41,16 @@ pub struct Completion {
     table: Arc<SlotTable>,
     slot: usize,
     reported: bool,
+    traced: Option<TracedRead>,
+}
+
+/// What a trace is told of a read when it ends.
+#[derive(Debug)]
+pub(crate) struct TracedRead {
+    pub(crate) trace: Arc<Trace>,
+    /// The unit that is read, unless it is an embedding row.
+    pub(crate) unit: Option<usize>,
+    pub(crate) submitted: Instant,
 }
 
 impl SlotTable {
@@ -87,6 +99,7 @@ impl SlotTable {
             table: Arc::clone(self),
             slot,
             reported: false,
+            traced: None,
         }
     }
 
@@ -175,9 +188,25 @@ impl SlotTable {
 }
 
 impl Completion {
+    /// Has the read's success recorded.
+    pub(crate) fn traced(mut self, read: Option<TracedRead>) -> Self {
+        self.traced = read;
+        self
+    }
+
     /// The read has brought the viewed bytes, and `bytes_read` in all. Returns whether
     /// somebody still waits for them.
     pub fn succeed(mut self, view: View, bytes_read: usize) -> bool {
+        if let Some(read) = self.traced.take() {
+            let (slot, bytes) = (self.slot, bytes_read as u64);
+            let length = read.submitted.elapsed();
+            read.trace.record(
+                Activity::Read { slot, bytes },
+                read.unit,
+                read.submitted,
+                length,
+            );
+        }
         let table = &self.table;
         table
             .bytes_read

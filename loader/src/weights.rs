@@ -23,7 +23,8 @@ use crate::files::OpenFiles;
 use crate::gguf::Extent;
 use crate::plan::{Plan, ROW_SLOTS, held_bytes};
 use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
-use crate::slots::SlotTable;
+use crate::slots::{SlotTable, TracedRead};
+use crate::trace::{Activity, Trace};
 use crate::unit::{Stage, Unit};
 use pinned::Pinned;
 
@@ -95,6 +96,7 @@ pub struct Weights {
     // The plan has no ring, and this one is only needed when units are given back.
     has_spare_ring: bool,
     wait: Duration,
+    trace: Option<Arc<Trace>>,
 }
 
 impl Weights {
@@ -116,7 +118,7 @@ impl Weights {
         };
         let (slots, slot_bytes) = ring_shape(plan, with_buffers);
         let buffers = SlotBuffers {
-            arena: arena_of((slots * slot_bytes) as u64)?,
+            arena: arena_of(plan.ring_bytes().max((slots * slot_bytes) as u64))?,
             rows: arena_of((ROW_SLOTS * plan.row_slot_bytes) as u64)?,
             ring: (slots, slot_bytes),
             row_bytes: plan.row_slot_bytes,
@@ -144,6 +146,7 @@ impl Weights {
             buffers,
             has_spare_ring: !plan.streams(),
             wait: Duration::ZERO,
+            trace: None,
         };
         weights.load_pinned(progress).await?;
         weights.stream_the_others();
@@ -169,7 +172,7 @@ impl Weights {
         }
         let started = Instant::now();
         let taken = poll_fn(|context| self.poll_front(unit, context)).await;
-        self.wait += started.elapsed();
+        self.waited(Some(unit), started);
         let (slot, view) = taken?;
         // SAFETY: the slot is held until `give_back` below, so no read is given its
         // buffer; the arena or mapping is owned by this value.
@@ -293,6 +296,11 @@ impl Weights {
         }
     }
 
+    /// Has reads and waits recorded from now on.
+    pub fn record(&mut self, trace: Arc<Trace>) {
+        self.trace = Some(trace);
+    }
+
     /// What reading has cost so far.
     pub fn statistics(&self) -> ReadStatistics {
         ReadStatistics {
@@ -324,7 +332,8 @@ impl Weights {
                     .await?;
             }
             let buffer = self.pinned.buffer(unit);
-            self.submit(sequence % LOAD_DEPTH, self.units[unit].extent, buffer);
+            let extent = self.units[unit].extent;
+            self.submit(sequence % LOAD_DEPTH, Some(unit), extent, buffer);
         }
         for sequence in missing.len().saturating_sub(LOAD_DEPTH)..missing.len() {
             self.finish_load(&missing, sequence, &mut loaded, progress)
@@ -415,7 +424,7 @@ impl Weights {
                 return;
             };
             let buffer = self.buffers.ring_buffer(slot);
-            self.submit(slot, self.units[unit].extent, buffer);
+            self.submit(slot, Some(unit), self.units[unit].extent, buffer);
             self.ring.queue.push_back((slot, unit));
         }
     }
@@ -432,7 +441,7 @@ impl Weights {
         })
         .await;
         let buffer = self.buffers.row_buffer(place);
-        self.submit(slot, *extent, buffer);
+        self.submit(slot, None, *extent, buffer);
     }
 
     async fn taken(&mut self, slot: usize) -> Result<View, ReadError> {
@@ -442,16 +451,35 @@ impl Weights {
             self.table.poll_take(slot)
         })
         .await;
-        self.wait += started.elapsed();
+        self.waited(None, started);
         taken
     }
 
-    fn submit(&mut self, slot: usize, extent: Extent, buffer: Option<SlotBuffer>) {
+    fn waited(&mut self, unit: Option<usize>, started: Instant) {
+        let length = started.elapsed();
+        self.wait += length;
+        if let Some(trace) = &self.trace {
+            trace.record(Activity::Wait, unit, started, length);
+        }
+    }
+
+    fn submit(
+        &mut self,
+        slot: usize,
+        unit: Option<usize>,
+        extent: Extent,
+        buffer: Option<SlotBuffer>,
+    ) {
         self.extents[slot] = extent;
+        let traced = self.trace.as_ref().map(|trace| TracedRead {
+            trace: Arc::clone(trace),
+            unit,
+            submitted: Instant::now(),
+        });
         self.reader.submit(ReadRequest {
             extent,
             buffer,
-            completion: self.table.begin(slot),
+            completion: self.table.begin(slot).traced(traced),
         });
     }
 
@@ -779,6 +807,7 @@ mod tests {
             },
             has_spare_ring: false,
             wait: Duration::ZERO,
+            trace: None,
         };
         weights.stream_the_others();
         let script = Script {

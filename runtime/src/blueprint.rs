@@ -12,6 +12,7 @@ use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
 use emel_loader::probe::Curve;
 use emel_loader::reader::{Backend, Faults};
+use emel_loader::trace::Trace;
 use emel_model::arch;
 #[cfg(feature = "chat")]
 use emel_model::chat::{ChatTemplates, SpecialTexts};
@@ -41,6 +42,8 @@ const ACTIVATION_SHARE: u64 = 8;
 /// Code, stacks, allocator and kernel structures, as measured on a small model with a
 /// program that was not cached.
 const PROCESS_BYTES: u64 = 10 << 20;
+/// Events that a profile keeps.
+const TRACE_EVENTS: usize = 1 << 16;
 /// What a worker thread adds, as measured with 1024 of them.
 const THREAD_BYTES: u64 = 16 << 10;
 
@@ -97,6 +100,8 @@ pub struct Settings {
     pub sampler: Option<SamplerOptions>,
     /// Whether the logits of all positions will be asked for, as evaluation does.
     pub all_logits: bool,
+    /// Whether reads, waits and computing are recorded, in [`Blueprint::trace`].
+    pub profile: bool,
 }
 
 impl Default for Settings {
@@ -110,6 +115,7 @@ impl Default for Settings {
             kv_type: KvType::F16,
             sampler: None,
             all_logits: false,
+            profile: false,
         }
     }
 }
@@ -147,6 +153,8 @@ pub struct Blueprint {
     pub(crate) identity: OnceLock<u64>,
     /// Who is told when pinned weights are given back or taken again.
     pub listener: NoticeListener,
+    /// What will be recorded, if the settings ask for it.
+    pub trace: Option<Arc<Trace>>,
     /// What is to go wrong when the engine reads, for tests.
     pub faults: Option<Arc<dyn Faults>>,
 }
@@ -272,9 +280,11 @@ impl Contents {
         let available_bytes = available_bytes().unwrap_or(u64::MAX);
         notices.extend(scarcity(&plan, available_bytes.saturating_add(own_bytes)));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
+        let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
         Ok(Blueprint {
             path: path.to_owned(),
             plan,
+            trace,
             context: shape.context,
             chunk: shape.chunk,
             logit_tokens: shape.logit_tokens,
@@ -572,7 +582,11 @@ impl Draft<'_> {
     fn items(&self, shape: Shape) -> Vec<Item> {
         let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
-        vec![
+        let profile = self.settings.profile.then(|| {
+            let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
+            item("profile".to_owned(), bytes)
+        });
+        let mut items = vec![
             item(
                 "process".to_owned(),
                 PROCESS_BYTES + self.settings.threads as u64 * THREAD_BYTES,
@@ -602,7 +616,9 @@ impl Draft<'_> {
                 format!("activations ({} tokens a pass)", shape.chunk),
                 footprint.activation_bytes(self.program),
             ),
-        ]
+        ];
+        items.extend(profile);
+        items
     }
 
     /// What the sampler takes for a context, in whole pages, and a page for the biases

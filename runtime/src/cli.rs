@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod drive;
 pub mod info;
 pub mod interrupt;
+pub mod profile;
 pub mod render;
 pub mod sampling;
 pub mod template;

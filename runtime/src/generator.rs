@@ -11,6 +11,7 @@ use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Extent;
 use emel_loader::plan::Plan;
 use emel_loader::reader::{Backend, ReadError};
+use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, ReadStatistics, Weights};
 use emel_model::forward::{Batch, Forward};
 use emel_model::schedule::{Step, schedule};
@@ -30,6 +31,7 @@ pub struct Generator {
     embedding: Extent,
     live_budget: Option<LiveBudget>,
     compute: Duration,
+    trace: Option<Arc<Trace>>,
 }
 
 /// Why a pass ended early.
@@ -60,9 +62,12 @@ impl Generator {
         let plan: &Plan = &blueprint.plan;
         // The reader's threads first: the calling thread is pinned with the pool, and
         // they would inherit its processor.
-        let weights = Weights::open(files, plan, backend, progress)
+        let mut weights = Weights::open(files, plan, backend, progress)
             .await
             .map_err(failed)?;
+        if let Some(trace) = &blueprint.trace {
+            weights.record(Arc::clone(trace));
+        }
         // What was loaded is what was planned for.
         files.check_unchanged().map_err(ReadError::from)?;
         let forward = Forward::new(
@@ -83,6 +88,7 @@ impl Generator {
             },
             live_budget: None,
             compute: Duration::ZERO,
+            trace: blueprint.trace.clone(),
         })
     }
 
@@ -126,6 +132,7 @@ impl Generator {
             return Err(PassEnd::Cancelled);
         }
         self.follow_budget();
+        let started = Instant::now();
         self.check_files()?;
         let mut outcome = self.run(batch, next, is_cancelled).await;
         if outcome.is_ok() {
@@ -135,6 +142,11 @@ impl Generator {
         if outcome.is_err() {
             self.weights.restart();
             self.forward.state_mut().abandon();
+        }
+        if let Some(trace) = &self.trace {
+            let tokens = batch.tokens.len();
+            let length = started.elapsed();
+            trace.record(Activity::Pass { tokens }, None, started, length);
         }
         outcome
     }
@@ -191,18 +203,32 @@ impl Generator {
             steps,
             embedding,
             compute,
+            trace,
             ..
         } = self;
+        let mut computed = |unit: Option<usize>, started: Instant| {
+            let length = started.elapsed();
+            *compute += length;
+            if let Some(trace) = trace {
+                trace.record(Activity::Compute, unit, started, length);
+            }
+        };
         let with_head = batch.logit_tokens > 0;
         let pass = if with_head { Pass::Full } else { Pass::Body };
         weights.begin_pass(pass, next);
+        let started = Instant::now();
         forward.begin(batch);
+        computed(None, started);
         let rows = batch.tokens.iter().map(|&token| Extent {
             offset: embedding.offset + u64::from(token) * embedding.bytes,
             ..*embedding
         });
         weights
-            .with_rows(rows, |index, bytes| forward.embed(index, bytes))
+            .with_rows(rows, |index, bytes| {
+                let started = Instant::now();
+                forward.embed(index, bytes);
+                computed(None, started);
+            })
             .await
             .map_err(PassEnd::Failed)?;
 
@@ -213,7 +239,7 @@ impl Generator {
             let mut run = |bytes: &[u8]| {
                 let started = Instant::now();
                 forward.run(&step.work, bytes);
-                *compute += started.elapsed();
+                computed(step.unit, started);
             };
             match step.unit {
                 Some(unit) => weights

@@ -49,4 +49,4 @@ pub use request::{Prompt, Request, TextLimit};
 pub use session::SessionError;
 pub use stream::{Token, TokenStream};
 pub use token_text::TokenText;
-pub use usage::Usage;
+pub use usage::{Spent, Usage};

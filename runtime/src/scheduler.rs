@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
 use emel_loader::reader::Backend;
+use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
@@ -26,7 +27,7 @@ use crate::generator::{Generator, PassEnd};
 use crate::live_budget::{LiveBudget, POLL_INTERVAL};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
-use crate::usage::{Usage, milliseconds, rate};
+use crate::usage::{Spent, Usage, milliseconds, rate};
 
 /// Something for the engine's thread to do.
 pub(crate) enum Job {
@@ -169,6 +170,8 @@ async fn build(
         )
         .known(blueprint.identity.get().copied()),
         generator,
+        sampling: Duration::ZERO,
+        trace: blueprint.trace.clone(),
     };
     Ok((scheduler, description))
 }
@@ -277,6 +280,9 @@ impl FixedUsage {
 
 struct Scheduler {
     generator: Generator,
+    /// Time spent choosing tokens so far.
+    sampling: Duration,
+    trace: Option<Arc<Trace>>,
     tokenizer: Arc<Tokenizer>,
     context: usize,
     chunk: usize,
@@ -362,15 +368,13 @@ impl Scheduler {
         } = generation;
         let seed = sampler.seed;
         let mut sampler = self.sampler(sampler)?;
-        let meter = Meter::start(&self.generator);
+        let meter = Meter::start(self);
         let is_cancelled = || events.is_closed();
         let resumed = self.generator.state_mut().resume(&ids);
         self.prefill(&ids, resumed, &is_cancelled).await?;
         let prefill = meter.started.elapsed();
 
-        for &id in &ids {
-            sampler.accept(id);
-        }
+        self.timed(|_| ids.iter().for_each(|&id| sampler.accept(id)));
         let mut detokenizer = Detokenizer::new(&self.tokenizer, DecodeOptions::default());
         let room = (self.context - ids.len()).saturating_add(1);
         let limit = max_tokens.min(room);
@@ -378,14 +382,17 @@ impl Scheduler {
         let mut generated = 0;
         let mut passes = 0;
         while generated < limit {
-            let id = sampler.sample(self.generator.logits(0));
-            sampler.accept(id);
+            let id = self.timed(|generator| {
+                let id = sampler.sample(generator.logits(0));
+                sampler.accept(id);
+                id
+            });
             if !ignore_eos && self.tokenizer.is_end_of_generation(id) {
                 break;
             }
             generated += 1;
             if generated == 1 {
-                decode = Meter::start(&self.generator);
+                decode = Meter::start(self);
             }
             let text = detokenizer.push(&self.tokenizer, id).into();
             send(&events, Token { id, text }).await?;
@@ -427,6 +434,18 @@ impl Scheduler {
         let breakers = Arc::new(Breakers::new(options, &self.tokenizer));
         self.last_breakers = Some((texts.clone(), Arc::clone(&breakers)));
         breakers
+    }
+
+    /// Runs the sampler and notes the time that it takes.
+    fn timed<R>(&mut self, sample: impl FnOnce(&Generator) -> R) -> R {
+        let started = Instant::now();
+        let result = sample(&self.generator);
+        let length = started.elapsed();
+        self.sampling += length;
+        if let Some(trace) = &self.trace {
+            trace.record(Activity::Sample, None, started, length);
+        }
+        result
     }
 
     /// A sampler for a request, within what was planned for it.
@@ -513,10 +532,10 @@ impl Scheduler {
     }
 
     fn usage(&self, meter: &Meter, prefill: Duration, decode: &Meter, counts: Counts) -> Usage {
-        let total = meter.read(&self.generator);
-        let after_first = decode.read(&self.generator);
+        let total = meter.read(self);
+        let after_first = decode.read(self);
         let first_token = decode.started - meter.started;
-        let other = total.time.saturating_sub(total.wait + total.compute);
+        let decode_seconds = after_first.time.as_secs_f64();
         let fixed = &self.fixed;
         Usage {
             seed: counts.seed,
@@ -539,9 +558,14 @@ impl Scheduler {
             kv_bytes: fixed.kv_bytes,
             budget_bytes: fixed.budget_bytes,
             planned_bytes: fixed.planned_bytes,
-            wait_ms: milliseconds(total.wait),
-            compute_ms: milliseconds(total.compute),
-            other_ms: milliseconds(other),
+            spent: total.spent(),
+            decode: after_first.spent(),
+            decode_bytes_per_second: if decode_seconds > 0.0 {
+                after_first.bytes_read as f64 / decode_seconds
+            } else {
+                0.0
+            },
+            major_faults: Memory::default().own_major_faults().unwrap_or(0),
             peak_memory_bytes: peak_memory_bytes(),
             io_backend: fixed.io_backend,
             io_reason: fixed.io_reason.clone(),
@@ -573,40 +597,72 @@ async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interrup
 #[derive(Clone)]
 struct Meter {
     started: Instant,
+    costs: Costs,
+}
+
+/// What has been spent so far.
+#[derive(Clone)]
+struct Costs {
     bytes_read: u64,
     retries: u64,
     wait: Duration,
     compute: Duration,
+    sampling: Duration,
 }
 
+/// What a stretch of time was spent on.
 struct Reading {
     time: Duration,
     bytes_read: u64,
     retries: u64,
     wait: Duration,
     compute: Duration,
+    sampling: Duration,
 }
 
-impl Meter {
-    fn start(generator: &Generator) -> Self {
-        let reading = generator.reading();
+impl Costs {
+    fn so_far(scheduler: &Scheduler) -> Self {
+        let reading = scheduler.generator.reading();
         Self {
-            started: Instant::now(),
             bytes_read: reading.bytes_read,
             retries: reading.retries,
             wait: reading.wait,
-            compute: generator.compute(),
+            compute: scheduler.generator.compute(),
+            sampling: scheduler.sampling,
+        }
+    }
+}
+
+impl Meter {
+    fn start(scheduler: &Scheduler) -> Self {
+        Self {
+            started: Instant::now(),
+            costs: Costs::so_far(scheduler),
         }
     }
 
-    fn read(&self, generator: &Generator) -> Reading {
-        let now = generator.reading();
+    fn read(&self, scheduler: &Scheduler) -> Reading {
+        let (before, now) = (&self.costs, Costs::so_far(scheduler));
         Reading {
             time: self.started.elapsed(),
-            bytes_read: now.bytes_read - self.bytes_read,
-            retries: now.retries - self.retries,
-            wait: now.wait - self.wait,
-            compute: generator.compute() - self.compute,
+            bytes_read: now.bytes_read - before.bytes_read,
+            retries: now.retries - before.retries,
+            wait: now.wait - before.wait,
+            compute: now.compute - before.compute,
+            sampling: now.sampling - before.sampling,
+        }
+    }
+}
+
+impl Reading {
+    fn spent(&self) -> Spent {
+        let known = self.wait + self.compute + self.sampling;
+        Spent {
+            total_ms: milliseconds(self.time),
+            wait_ms: milliseconds(self.wait),
+            compute_ms: milliseconds(self.compute),
+            sampling_ms: milliseconds(self.sampling),
+            other_ms: milliseconds(self.time.saturating_sub(known)),
         }
     }
 }

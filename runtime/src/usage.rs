@@ -41,12 +41,16 @@ pub struct Usage {
     pub budget_bytes: u64,
     /// What the plan spends of it.
     pub planned_bytes: u64,
-    /// Time that steps waited for slots.
-    pub wait_ms: f64,
-    /// Time that steps computed.
-    pub compute_ms: f64,
-    /// Time of the request that was neither.
-    pub other_ms: f64,
+    /// Where the time of the whole request went.
+    #[serde(flatten)]
+    pub spent: Spent,
+    /// The same for the tokens after the first.
+    pub decode: Spent,
+    /// Bytes per second that were read while these were decoded.
+    pub decode_bytes_per_second: f64,
+    /// Page faults of the process that had to wait for a drive, since it began; 0 if
+    /// the system does not tell.
+    pub major_faults: u64,
     /// The highest memory use so far: of the cgroup if the process is alone in it,
     /// else of the process.
     pub peak_memory_bytes: u64,
@@ -62,6 +66,21 @@ pub struct Usage {
     pub threads: usize,
     /// The kernels' instruction set.
     pub kernels: &'static str,
+}
+
+/// Where time went: the parts add up to the total.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spent {
+    /// All of it.
+    pub total_ms: f64,
+    /// Time that steps waited for weights.
+    pub wait_ms: f64,
+    /// Time that steps computed.
+    pub compute_ms: f64,
+    /// Time in which tokens were chosen.
+    pub sampling_ms: f64,
+    /// The rest: submitting reads, handing tokens over, making their text.
+    pub other_ms: f64,
 }
 
 /// Events per second; 0 for no time.

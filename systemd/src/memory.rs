@@ -60,6 +60,21 @@ impl Memory {
             resident_bytes_max: kibibytes(&path, &text, "VmHWM", "a line `VmHWM: N kB`")?,
         })
     }
+
+    /// Page faults of this process that had to wait for a drive.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn own_major_faults(&self) -> Result<u64, SystemError> {
+        let path = self.proc.join("self/stat");
+        let text = read(&path)?;
+        // The name, in parentheses, may hold spaces and parentheses; the count is the
+        // tenth field after it (`majflt`, proc_pid_stat(5)).
+        let count = text
+            .rsplit_once(')')
+            .and_then(|(_, fields)| fields.split_whitespace().nth(9)?.parse().ok());
+        count.ok_or_else(|| unexpected(&path, &text, "a line `PID (NAME) STATE NUMBER…`"))
+    }
 }
 
 /// The bytes on the line `name: N kB`.
@@ -123,7 +138,20 @@ mod tests {
     }
 
     #[test]
+    fn major_faults_are_counted_behind_any_name() {
+        let text = "7 (a) b) (c) S 1 7 7 0 -1 4194560 900 0 31 0 5 6";
+        let root = root_with("proc/self/stat", text);
+        assert_eq!(
+            Memory::with_root(root.path()).own_major_faults().unwrap(),
+            31
+        );
+        let root = root_with("proc/self/stat", "7 (a) S 1");
+        assert!(Memory::with_root(root.path()).own_major_faults().is_err());
+    }
+
+    #[test]
     fn this_machine_answers() {
+        Memory::default().own_major_faults().unwrap();
         assert!(Memory::default().available().unwrap() > 0);
         let own = Memory::default().own().unwrap();
         assert!(own.resident_bytes > 0 && own.resident_bytes <= own.resident_bytes_max);

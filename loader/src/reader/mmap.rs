@@ -5,7 +5,9 @@
 //! what is resident here as they do elsewhere. The kernel brings in and keeps more
 //! than it is asked for: a fault maps the whole folio it falls into, and a large folio
 //! is dropped only as a whole. A fault and a release therefore clean up on both sides,
-//! up to what is still in use. A file that shrinks while it is mapped
+//! up to what is still in use. Asking the kernel for pages and giving them back takes
+//! as long as computing on them, so a thread does nothing else, in the order of the
+//! calls: what is given back goes before what is asked for next comes. A file that shrinks while it is mapped
 //! raises SIGBUS on access, as with every mapping: `--io uring` and `--io pread`
 //! report an error instead.
 
@@ -17,6 +19,7 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
+use super::schedule::run_at_once;
 use super::{Backend, ReadError, ReadRequest, Reader};
 use crate::arena::{PAGE_BYTES, View};
 use crate::files::{OpenFiles, Window};
@@ -33,9 +36,16 @@ const ADVICE_BYTES: usize = 128 << 10;
 const REACH_BYTES: usize = 2 << 20;
 
 pub(super) struct MmapReader {
-    maps: Arc<Maps>,
-    requests: Option<Sender<ReadRequest>>,
+    calls: Option<Sender<Call>>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// What the advising thread is to do.
+enum Call {
+    /// Ask for the pages, then have them faulted in.
+    Read(ReadRequest),
+    /// Give the pages back.
+    Release(Extent),
 }
 
 struct Maps {
@@ -73,21 +83,36 @@ impl MmapReader {
             streams,
             in_use: Mutex::new(InUse::with_capacity(depth)),
         });
-        let (sender, receiver) = bounded(depth.max(1));
-        let threads = (0..THREADS_MAX)
-            .map(|index| {
-                let maps = Arc::clone(&maps);
-                let receiver = receiver.clone();
-                std::thread::Builder::new()
-                    .name(format!("emel-mmap-{index}"))
-                    .spawn(move || serve(&maps, &receiver))
-            })
-            .collect::<io::Result<_>>()?;
+        // A slot may have its last bytes to give back and its next read to begin.
+        let (calls, calls_made) = bounded(2 * depth.max(1));
+        let (requests, advised) = bounded(depth.max(1));
+        let start = |name: String, body: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name).spawn(body)
+        };
+        let mut threads = Vec::with_capacity(1 + THREADS_MAX);
+        let advised_maps = Arc::clone(&maps);
+        threads.push(start(
+            "emel-mmap-advice".to_owned(),
+            Box::new(move || advise(&advised_maps, &calls_made, &requests)),
+        )?);
+        for index in 0..THREADS_MAX {
+            let (maps, advised) = (Arc::clone(&maps), advised.clone());
+            threads.push(start(
+                format!("emel-mmap-{index}"),
+                Box::new(move || serve(&maps, &advised)),
+            )?);
+        }
         Ok(Self {
-            maps,
-            requests: Some(sender),
+            calls: Some(calls),
             threads,
         })
+    }
+
+    fn call(&self, call: Call) {
+        if let Some(calls) = &self.calls {
+            // With the thread gone a read comes back and its drop reports it.
+            let _ = calls.send(call);
+        }
     }
 }
 
@@ -97,27 +122,38 @@ impl Reader for MmapReader {
     }
 
     fn submit(&self, request: ReadRequest) {
-        self.maps.will_need(&request.extent);
-        if let Some(requests) = &self.requests {
-            let _ = requests.send(request);
-        }
+        self.call(Call::Read(request));
     }
 
     fn release(&self, extent: &Extent) {
-        self.maps.do_not_need(extent);
+        self.call(Call::Release(*extent));
     }
 }
 
 impl Drop for MmapReader {
     fn drop(&mut self) {
-        self.requests = None;
+        self.calls = None;
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
 }
 
+fn advise(maps: &Maps, calls: &Receiver<Call>, requests: &Sender<ReadRequest>) {
+    run_at_once();
+    for call in calls {
+        match call {
+            Call::Read(request) => {
+                maps.will_need(&request.extent);
+                let _ = requests.send(request);
+            }
+            Call::Release(extent) => maps.do_not_need(&extent),
+        }
+    }
+}
+
 fn serve(maps: &Maps, requests: &Receiver<ReadRequest>) {
+    run_at_once();
     for request in requests {
         match maps.fault_in(&request.extent) {
             Ok(view) => {

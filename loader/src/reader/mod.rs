@@ -10,6 +10,7 @@ mod mmap;
 mod pread;
 mod progress;
 mod ring;
+mod schedule;
 mod uring;
 
 use std::io;

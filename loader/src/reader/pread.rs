@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
+use super::schedule::run_at_once;
 use super::{Backend, Progress, ReadRequest, Reader};
 use crate::files::OpenFiles;
 
@@ -61,6 +62,7 @@ impl Drop for PreadReader {
 }
 
 fn serve(files: &OpenFiles, requests: &Receiver<ReadRequest>) {
+    run_at_once();
     for request in requests {
         read(files, request);
     }

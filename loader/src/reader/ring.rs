@@ -17,6 +17,7 @@ use crossbeam::queue::ArrayQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::schedule::run_at_once;
 use super::{Backend, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
@@ -96,6 +97,7 @@ impl RingReader {
         let thread = std::thread::Builder::new()
             .name("emel-ring".to_owned())
             .spawn(move || {
+                run_at_once();
                 // The kernel wants a ring to be used by the thread that made it.
                 match Lane::open(files, Arc::clone(&end.0), ring_buffers, depth) {
                     Ok(mut lane) => {

@@ -17,6 +17,7 @@ use tokio_uring::buf::BoundedBuf;
 use tokio_uring::buf::fixed::FixedBufRegistry;
 use tokio_uring::fs::File;
 
+use super::schedule::run_at_once;
 use super::{Backend, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
@@ -68,6 +69,7 @@ impl UringReader {
         let thread = std::thread::Builder::new()
             .name("emel-uring".to_owned())
             .spawn(move || {
+                run_at_once();
                 let _end = End(Arc::clone(&thread_queue));
                 let opened = start_runtime(depth).and_then(|runtime| Ok((runtime, open(&files)?)));
                 let (runtime, handles) = match opened {

@@ -11,9 +11,10 @@ use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::conversation::{self, ConversationOptions};
 use emel::cli::interrupt::{Event, Interrupts};
+use emel::cli::profile::ProfileFile;
 use emel::cli::sampling::SamplingOptions;
 use emel::cli::{self, Interrupted, ModelOptions, TextSource};
-use emel::{Prompt, Request, Usage};
+use emel::{Prompt, Request, Spent, Usage};
 
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The continuation goes to standard output, everything else to
@@ -56,6 +57,11 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
 
+    /// Write a trace of reads, waits and computing, the latest 65536 of them, to a file
+    /// that Perfetto (ui.perfetto.dev) and chrome://tracing open
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+
     #[command(flatten)]
     sampling: SamplingOptions,
 }
@@ -70,6 +76,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     settings.sampler = Some(sampler.clone());
+    settings.profile = options.profile.is_some();
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     let text = options.text.read(Some(&blueprint.text_limit()))?;
     let sampling = &options.sampling;
@@ -88,13 +95,18 @@ async fn run(options: Options) -> anyhow::Result<()> {
     }
     if let Some(session) = &options.session {
         blueprint.check_session(session)?;
-        refuse_same_file(session, options.stats_json.as_deref())?;
+        refuse_same_file(session, "--stats-json", options.stats_json.as_deref())?;
+        refuse_same_file(session, "--profile", options.profile.as_deref())?;
     }
     let statistics = options
         .stats_json
         .as_deref()
         .map(|path| cli::create_output(path, &blueprint.catalog, "statistics"))
         .transpose()?;
+    let profile = match &options.profile {
+        Some(path) => ProfileFile::create(path, &blueprint)?,
+        None => None,
+    };
     let mut last_usage = None;
     let on_usage = |usage: &Usage| {
         if options.stats {
@@ -108,6 +120,9 @@ async fn run(options: Options) -> anyhow::Result<()> {
     } else {
         continue_text(blueprint, request, options.session.as_deref(), on_usage).await?;
     }
+    if let Some(profile) = profile {
+        profile.write()?;
+    }
     if let (Some(usage), Some(mut file), Some(path)) = (last_usage, statistics, &options.stats_json)
     {
         let json = serde_json::to_string_pretty(&usage)? + "\n";
@@ -117,22 +132,26 @@ async fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creating the file for statistics empties it: it must not be the session.
-fn refuse_same_file(session: &Path, statistics: Option<&Path>) -> Result<(), emel::Error> {
-    let Some(statistics) = statistics else {
+/// Creating an output file empties it: it must not be the session.
+fn refuse_same_file(
+    session: &Path,
+    option: &'static str,
+    output: Option<&Path>,
+) -> Result<(), emel::Error> {
+    let Some(output) = output else {
         return Ok(());
     };
     let inode = |path: &Path| {
         let found = path.metadata().ok()?;
         Some((found.dev(), found.ino()))
     };
-    let is_same_inode = inode(session).is_some_and(|found| inode(statistics) == Some(found));
-    if !is_same_inode && absolute(session) != absolute(statistics) {
+    let is_same_inode = inode(session).is_some_and(|found| inode(output) == Some(found));
+    if !is_same_inode && absolute(session) != absolute(output) {
         return Ok(());
     }
     Err(emel::Error::Setting {
-        setting: "--stats-json",
-        found: format!("{}, the session's file", statistics.display()),
+        setting: option,
+        found: format!("{}, the session's file", output.display()),
         expected: "another file than --session".to_owned(),
     })
 }
@@ -223,26 +242,41 @@ fn print_statistics(usage: &Usage) {
     ));
     cli::tell(&format!("sampler: seed {}", usage.seed));
     cli::tell(&format!(
-        "reading: {} in all, {} retries, {} per token, {}: {} ({}direct, {}registered buffers)",
+        "reading: {} in all, {} per token, {}/s while decoding, {} retries, {} major faults",
         size(usage.bytes_read),
-        usage.retries,
         size(usage.streamed_bytes_per_token),
+        size(usage.decode_bytes_per_second as u64),
+        usage.retries,
+        usage.major_faults,
+    ));
+    cli::tell(&format!(
+        "reader:  {}: {} ({}direct, {}registered buffers)",
         usage.io_backend,
         usage.io_reason,
         if usage.direct_io { "" } else { "not " },
         if usage.registered_buffers { "" } else { "no " },
     ));
+    tell_times("time:    ", &usage.spent);
+    tell_times("decode:  ", &usage.decode);
     cli::tell(&format!(
-        "time:    {:.0} ms waiting for weights, {:.0} ms computing, {:.0} ms else; {} threads, {}",
-        usage.wait_ms, usage.compute_ms, usage.other_ms, usage.threads, usage.kernels
+        "kernels: {}, {} threads",
+        usage.kernels, usage.threads
     ));
     cli::tell(&format!(
-        "memory:  budget {}, planned {} (pinned {}, ring {}, KV {}), peak {}",
+        "memory:  budget {}, planned {} (pinned {}, ring {}, KV {}), given back {}, peak {}",
         size(usage.budget_bytes),
         size(usage.planned_bytes),
         size(usage.pinned_bytes),
         size(usage.ring_bytes),
         size(usage.kv_bytes),
+        size(usage.given_back_bytes),
         size(usage.peak_memory_bytes),
+    ));
+}
+
+fn tell_times(label: &str, spent: &Spent) {
+    cli::tell(&format!(
+        "{label}{:.0} ms: {:.0} waiting for weights, {:.0} computing, {:.0} sampling, {:.0} else",
+        spent.total_ms, spent.wait_ms, spent.compute_ms, spent.sampling_ms, spent.other_ms
     ));
 }

@@ -11,6 +11,7 @@ mod conversation;
 mod info;
 mod limits;
 mod model;
+mod profile;
 mod render;
 mod result;
 mod session;

@@ -51,10 +51,18 @@ fn statistics_are_complete_and_consistent() {
             "prefill_tokens_per_second",
             "decode_tokens_per_second",
             "first_token_ms",
-            "wait_ms",
-            "compute_ms",
+            "decode_bytes_per_second",
         ] {
             assert!(found[key].is_f64(), "{key} in {found}");
+        }
+        for spent in [&found, &found["decode"]] {
+            let part = |key: &str| spent[key].as_f64().unwrap();
+            let parts = ["wait_ms", "compute_ms", "sampling_ms", "other_ms"].map(part);
+            assert!(parts.iter().all(|&part| part >= 0.0), "{found}");
+            // Each was rounded.
+            let difference = parts.iter().sum::<f64>() - part("total_ms");
+            assert!(difference.abs() < 1e-3, "{difference} in {found}");
+            assert!(part("compute_ms") > 0.0 && part("sampling_ms") > 0.0);
         }
         for key in [
             "bytes_read",
@@ -65,6 +73,7 @@ fn statistics_are_complete_and_consistent() {
             "ring_bytes",
             "kv_bytes",
             "peak_memory_bytes",
+            "major_faults",
         ] {
             assert!(found[key].is_u64(), "{key} in {found}");
         }
