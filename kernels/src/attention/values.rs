@@ -83,10 +83,6 @@ impl Weights<'_> {
 
     /// Adds some positions to the sums of `Q` queries.
     #[inline(always)]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "which queries, elements and positions"
-    )]
     fn add_values<S: Simd, V: CacheUnit, const Q: usize>(
         &self,
         simd: S,
