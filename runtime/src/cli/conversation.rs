@@ -237,6 +237,9 @@ fn longer_than(error: Error) -> anyhow::Error {
         Error::PromptTooLong { prompt, context } => anyhow::anyhow!(
             "the conversation has {prompt} tokens and the context holds {context}; /clear starts over, -c sets a longer context"
         ),
+        Error::PromptTooManyBytes { bytes, limit } => {
+            anyhow::anyhow!("the conversation has {bytes} bytes and {limit}; /clear starts over")
+        }
         error => error.into(),
     }
 }

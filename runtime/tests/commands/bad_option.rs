@@ -344,7 +344,7 @@ fn a_full_standard_output_is_an_error() {
 #[test]
 fn biases_for_no_token_and_against_all_are_refused() {
     let run = |biases: &str| {
-        let arguments = words("-p hello -n 2 --ram-budget 64M").chain(words(biases));
+        let arguments = words("-p hello -n 2").chain(words(biases));
         emel_run(&llama(), arguments)
     };
     let expected = [

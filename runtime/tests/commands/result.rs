@@ -291,7 +291,11 @@ fn a_biased_token_is_always_or_never_drawn() {
     assert!(!always.trim().is_empty());
     assert_ne!(always, text("70-inf"));
     let output = emel_run(&llama(), words("-p hello -l 99999999+1"));
-    refusal(output, 1, &["token id 99999999 is outside the vocabulary"]);
+    let expected = [
+        "--logit-bias (-l) is 99999999+1",
+        "below the vocabulary's 384",
+    ];
+    refusal(output, 2, &expected);
 }
 
 #[test]
