@@ -10,6 +10,8 @@ pub(crate) struct Panel {
     pub(crate) quants: [[[u8; 4 * PANEL_ROWS]; 8]; 8],
     /// What the bytes are multiplied by.
     pub(crate) scales: PanelScales,
+    /// The rows' bytes on the way here, before they are transposed.
+    rows: [[[u8; 4 * PANEL_ROWS]; PANEL_ROWS]; 4],
 }
 
 /// The scales and minima of 256 columns of sixteen rows.
@@ -32,6 +34,7 @@ impl Panel {
     pub(crate) const ZERO: Self = Self {
         quants: [[[0; 4 * PANEL_ROWS]; 8]; 8],
         scales: PanelScales::ZERO,
+        rows: [[[0; 4 * PANEL_ROWS]; PANEL_ROWS]; 4],
     };
 
     /// Unpacks 256 columns of sixteen rows.
@@ -42,24 +45,22 @@ impl Panel {
         rows: &PackRows<'_, F::Raw>,
     ) {
         F::unpack_scales(simd, rows, &mut self.scales);
-        let first = F::unpack_row(simd, rows[0]);
-        let mut quads = [
-            [first[0]; PANEL_ROWS],
-            [first[1]; PANEL_ROWS],
-            [first[2]; PANEL_ROWS],
-            [first[3]; PANEL_ROWS],
-        ];
-        for (row, blocks) in rows.iter().enumerate().skip(1) {
-            let unpacked = F::unpack_row(simd, blocks);
-            for (quads, unpacked) in quads.iter_mut().zip(unpacked) {
-                quads[row] = unpacked;
+        for row in 0..PANEL_ROWS {
+            let quads = F::unpack_row(simd, rows[row]);
+            for (quads, rows) in quads.iter().zip(&mut self.rows) {
+                simd.store_quads(*quads, &mut rows[row]);
             }
         }
-        for (quad, halves_of_rows) in quads.into_iter().enumerate() {
-            let rows_of_halves = simd.transpose_quads(halves_of_rows);
-            for (group, quants) in self.quants.iter_mut().enumerate() {
-                simd.store_quads(rows_of_halves[lane_of(group, 0)], &mut quants[quad]);
-                simd.store_quads(rows_of_halves[lane_of(group, 1)], &mut quants[4 + quad]);
+        for (quad, rows) in self.rows.iter().enumerate() {
+            let mut lanes = [simd.load_quads(&rows[0]); PANEL_ROWS];
+            for (lanes, row) in lanes.iter_mut().zip(rows) {
+                *lanes = simd.load_quads(row);
+            }
+            let lanes = simd.transpose_quads(lanes);
+            for group in 0..8 {
+                let quants = &mut self.quants[group];
+                simd.store_quads(lanes[lane_of(group, 0)], &mut quants[quad]);
+                simd.store_quads(lanes[lane_of(group, 1)], &mut quants[4 + quad]);
             }
         }
     }

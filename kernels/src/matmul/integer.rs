@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 
 use super::{Share, single};
 use crate::activations::{GROUP_ELEMENTS, PACK_ELEMENTS, Q8Pack, Q8View};
-use crate::arch::{PANEL_ROWS, Routine, Simd, lane_of};
+use crate::arch::{PANEL_ROWS, Routine, Simd};
 use crate::block::{BLOCKS_PER_PACK_MAX, Meaning, PackRows, QuantisedBlock};
 use crate::matrix::Matrix;
 use crate::panel::{Panel, PanelScales};
@@ -163,7 +163,7 @@ pub(super) fn padded_pack<F: QuantisedBlock>(
 }
 
 /// Adds what sixteen columns of sixteen rows contribute to the rows' sums for one token: half `HALF`
-/// of a group, whose integer dot products are `dots`.
+/// of a group, in `lane` of the activations, with the integer dot products `dots`.
 #[inline(always)]
 pub(super) fn add_half<S: Simd, M: Meaning, const HALF: usize>(
     simd: S,
@@ -171,6 +171,7 @@ pub(super) fn add_half<S: Simd, M: Meaning, const HALF: usize>(
     scales: &PanelScales,
     pack: &Q8Pack,
     group: usize,
+    lane: usize,
     sums: S::Rows,
 ) -> S::Rows {
     let scale_half = if M::HALVES { HALF } else { 0 };
@@ -182,7 +183,7 @@ pub(super) fn add_half<S: Simd, M: Meaning, const HALF: usize>(
     }
     let minima = simd.load_rows(&scales.minima[scale_half][group]);
     let share = if M::HALVES {
-        pack.scales[HALF][group] * f32::from(pack.counts[lane_of(group, HALF)])
+        pack.scales[HALF][group] * f32::from(pack.counts[lane])
     } else {
         pack.sums[group]
     };
@@ -263,9 +264,13 @@ impl<M: Meaning> Multiply<'_, M> {
                 *sums = simd.load_rows(&memory[panel]);
             }
         }
-        for group in 0..self.groups {
-            self.add_half::<S, P, T, 0>(simd, panels, packs, group, &mut sums);
-            self.add_half::<S, P, T, 1>(simd, panels, packs, group, &mut sums);
+        // As `lane_of` has them, so that the compiler sees that every index is in bounds.
+        for section in 0..2 {
+            for index in 0..self.groups.saturating_sub(4 * section).min(4) {
+                let (group, lane) = (4 * section + index, 8 * section + index);
+                self.add_half::<S, P, T, 0>(simd, panels, packs, group, lane, &mut sums);
+                self.add_half::<S, P, T, 1>(simd, panels, packs, group, lane + 4, &mut sums);
+            }
         }
         for (memory, sums) in memory.iter_mut().zip(sums) {
             for (panel, sums) in which.into_iter().zip(sums) {
@@ -274,7 +279,7 @@ impl<M: Meaning> Multiply<'_, M> {
         }
     }
 
-    /// Adds sixteen columns: half `HALF` of a group.
+    /// Adds sixteen columns: half `HALF` of a group, whose activations are in `lane`.
     #[inline(always)]
     fn add_half<S: Simd, const P: usize, const T: usize, const HALF: usize>(
         &self,
@@ -282,45 +287,48 @@ impl<M: Meaning> Multiply<'_, M> {
         panels: [&Panel; P],
         packs: [&Q8Pack; T],
         group: usize,
+        lane: usize,
         sums: &mut [[S::Rows; P]; T],
     ) {
         let mut counts = [[simd.splat_counts(0); P]; T];
         if !M::HAS_MINIMUM {
             for (counts, pack) in counts.iter_mut().zip(packs) {
-                let offset = i32::from(pack.counts[lane_of(group, HALF)]) << self.offset_log2;
+                let offset = i32::from(pack.counts[lane]) << self.offset_log2;
                 *counts = [simd.splat_counts(-offset); P];
             }
         }
         // Written out, because a loop over the four is not always unrolled.
-        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 0, &mut counts);
-        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 1, &mut counts);
-        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 2, &mut counts);
-        self.add_quad::<S, P, T, HALF>(simd, panels, packs, group, 3, &mut counts);
+        self.add_quad(simd, panels, packs, group, 4 * HALF + 0, lane, &mut counts);
+        self.add_quad(simd, panels, packs, group, 4 * HALF + 1, lane, &mut counts);
+        self.add_quad(simd, panels, packs, group, 4 * HALF + 2, lane, &mut counts);
+        self.add_quad(simd, panels, packs, group, 4 * HALF + 3, lane, &mut counts);
 
         for panel in 0..P {
             let scales = &panels[panel].scales;
             for token in 0..T {
                 let (dots, sums) = (counts[token][panel], &mut sums[token][panel]);
-                *sums = add_half::<S, M, HALF>(simd, dots, scales, packs[token], group, *sums);
+                *sums =
+                    add_half::<S, M, HALF>(simd, dots, scales, packs[token], group, lane, *sums);
             }
         }
     }
 
     /// Adds four columns to the integer sums.
     #[inline(always)]
-    fn add_quad<S: Simd, const P: usize, const T: usize, const HALF: usize>(
+    fn add_quad<S: Simd, const P: usize, const T: usize>(
         &self,
         simd: S,
         panels: [&Panel; P],
         packs: [&Q8Pack; T],
         group: usize,
         quad: usize,
+        lane: usize,
         counts: &mut [[S::Counts; P]; T],
     ) {
         for panel in 0..P {
-            let weights = simd.load_quads(&panels[panel].quants[group][4 * HALF + quad]);
+            let weights = simd.load_quads(&panels[panel].quants[group][quad]);
             for token in 0..T {
-                let values = &packs[token].quants[quad][lane_of(group, HALF)];
+                let values = &packs[token].quants[quad % 4][lane];
                 let count = &mut counts[token][panel];
                 *count = if M::WIDE {
                     simd.dot_quads::<true>(*count, weights, values)

@@ -40,7 +40,7 @@ impl<F: QuantisedBlock> Routine for Single<'_, F> {
         for first_row in self.share.rows.clone().step_by(PANEL_ROWS) {
             let count = PANEL_ROWS.min(self.share.rows.end - first_row);
             let rows = strip::<F>(weights, first_row, count);
-            let mut ahead = Prefetch::after(weights.row(first_row), PANEL_ROWS);
+            let mut ahead = Prefetch::<F>::after_strip(weights.row(first_row));
             let mut sums = simd.load_rows(&[0.0; PANEL_ROWS]);
             for pack in 0..self.view.row_packs() {
                 let padded;
@@ -56,9 +56,14 @@ impl<F: QuantisedBlock> Routine for Single<'_, F> {
                 let pack = self.view.pack(0, pack);
                 let dots = dot_products::<S, F>(simd, &rows, pack, &mut ahead);
                 for group in 0..columns / GROUP_ELEMENTS {
-                    let [first, second] = [0, 1].map(|half| dots[lane_of(group, half)]);
-                    sums = add_half::<S, F::Meaning, 0>(simd, first, &scales, pack, group, sums);
-                    sums = add_half::<S, F::Meaning, 1>(simd, second, &scales, pack, group, sums);
+                    let [first, second] = [lane_of(group, 0), lane_of(group, 1)];
+                    let dots = [dots[first], dots[second]];
+                    sums = add_half::<S, F::Meaning, 0>(
+                        simd, dots[0], &scales, pack, group, first, sums,
+                    );
+                    sums = add_half::<S, F::Meaning, 1>(
+                        simd, dots[1], &scales, pack, group, second, sums,
+                    );
                 }
             }
             let mut out = [0.0; PANEL_ROWS];
@@ -74,7 +79,7 @@ fn dot_products<S: Simd, F: QuantisedBlock>(
     simd: S,
     rows: &PackRows<'_, F::Raw>,
     pack: &Q8Pack,
-    ahead: &mut Prefetch,
+    ahead: &mut Prefetch<F>,
 ) -> [S::Counts; PANEL_ROWS] {
     let start = if F::Meaning::HAS_MINIMUM {
         simd.splat_counts(0)
@@ -82,47 +87,59 @@ fn dot_products<S: Simd, F: QuantisedBlock>(
         simd.offset_counts(&pack.counts, F::OFFSET_LOG2)
     };
     let mut counts = [start; PANEL_ROWS];
-    for (counts, blocks) in counts.iter_mut().zip(rows) {
-        ahead.advance(simd, size_of_val(*blocks));
-        let quads = F::unpack_row(simd, blocks);
-        for (quads, values) in quads.into_iter().zip(&pack.quants) {
-            *counts = if F::Meaning::WIDE {
-                simd.dot_lanes::<true>(*counts, quads, values)
-            } else {
-                simd.dot_lanes::<false>(*counts, quads, values)
-            };
+    for (counts, rows) in counts
+        .as_chunks_mut::<PREFETCH_ROWS>()
+        .0
+        .iter_mut()
+        .zip(rows.as_chunks::<PREFETCH_ROWS>().0)
+    {
+        ahead.advance(simd);
+        for (count, blocks) in counts.iter_mut().zip(rows) {
+            let quads = F::unpack_row(simd, blocks);
+            let mut sum = start;
+            for quad in 0..quads.len() {
+                sum = if F::Meaning::WIDE {
+                    simd.dot_lanes::<true>(sum, quads[quad], &pack.quants[quad])
+                } else {
+                    simd.dot_lanes::<false>(sum, quads[quad], &pack.quants[quad])
+                };
+            }
+            *count = sum;
         }
     }
     simd.transpose_counts(counts)
 }
 
-/// Asks for the next rows, a few lines at a time and in the order of their addresses.
+/// Rows between two prefetches: the 256 columns of so many are, in most formats, whole lines.
+const PREFETCH_ROWS: usize = 4;
+
+/// Asks for the next strip of rows, a few lines at a time and in the order of their addresses.
 ///
 /// Sixteen rows are as many streams, too many for the hardware's own prefetchers.
-struct Prefetch {
-    line: usize,
-    until: usize,
+struct Prefetch<F> {
+    next: *const u8,
+    format: PhantomData<F>,
 }
 
-impl Prefetch {
-    /// Of what lies `rows` rows behind `row`.
+impl<F: QuantisedBlock> Prefetch<F> {
+    /// Of the strip that follows the one of this first row.
     #[inline(always)]
-    fn after(row: &[u8], rows: usize) -> Self {
-        let address = row.as_ptr().addr().wrapping_add(rows * row.len());
+    fn after_strip(first_row: &[u8]) -> Self {
+        let next = first_row.as_ptr();
         Self {
-            line: address,
-            until: address,
+            next: next.wrapping_add(PANEL_ROWS * first_row.len()),
+            format: PhantomData,
         }
     }
 
-    /// The next `bytes`.
+    /// As many bytes as 256 columns of [`PREFETCH_ROWS`] rows take.
     #[inline(always)]
-    fn advance<S: Simd>(&mut self, simd: S, bytes: usize) {
+    fn advance<S: Simd>(&mut self, simd: S) {
         const LINE_BYTES: usize = 64;
-        self.until = self.until.wrapping_add(bytes);
-        while self.line < self.until {
-            simd.prefetch(std::ptr::without_provenance(self.line));
-            self.line += LINE_BYTES;
+        let bytes = PREFETCH_ROWS * (PACK_ELEMENTS / F::ELEMENTS) * size_of::<F::Raw>();
+        for line in 0..bytes.div_ceil(LINE_BYTES) {
+            simd.prefetch(self.next.wrapping_add(line * LINE_BYTES));
         }
+        self.next = self.next.wrapping_add(bytes);
     }
 }
