@@ -2,11 +2,13 @@
 //!
 //! The data flow, one module per hop: [`gguf`] describes what the files hold,
 //! [`mod@unit`] cuts it into pieces, [`plan`] decides which of them stay, [`reader`]
-//! brings the others into the [`slots`], and [`weights`] hands them to the steps.
+//! brings the others into the [`slots`], and [`weights`] hands them to the steps. Experts
+//! that do not all fit have [`expert_slots`].
 
 pub mod arena;
 #[cfg(feature = "counting-allocator")]
 pub mod counting_allocator;
+pub mod expert_slots;
 pub mod files;
 pub mod gguf;
 pub mod plan;

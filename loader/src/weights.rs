@@ -5,6 +5,8 @@
 //! reads in the order of use and never waits for the token: it runs on through the end
 //! of a pass into the next one, as far as it has slots.
 
+mod experts;
+
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
@@ -12,10 +14,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use self::experts::Experts;
+pub use self::experts::{EXPERTS_MAX, PlacedExpert};
 use crate::arena::{Arena, SlotBuffer, View};
+use crate::expert_slots::EXPERT_READS;
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
-use crate::plan::{Plan, ROW_SLOTS, Residency, held_bytes};
+use crate::plan::{Plan, ROW_SLOTS, Residency, held};
 use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
 use crate::slots::SlotTable;
 use crate::unit::Unit;
@@ -77,6 +82,9 @@ pub struct Weights {
     // `None` for a streamed unit.
     pinned: Vec<Option<View>>,
     ring: Ring,
+    experts: Experts,
+    // Whether bytes are released again.
+    streams: bool,
     // What each slot was last given to read.
     extents: Box<[Extent]>,
     buffers: SlotBuffers,
@@ -105,7 +113,8 @@ impl Weights {
         let slot_arena = arena_of(plan.ring_bytes() + (ROW_SLOTS * plan.row_slot_bytes) as u64)?;
         let pinned_arena = arena_of(plan.pinned_bytes())?;
 
-        let slot_count = plan.slots + ROW_SLOTS;
+        let expert_reads = plan.expert_slots.as_ref().map_or(0, |_| EXPERT_READS);
+        let slot_count = plan.slots + ROW_SLOTS + expert_reads;
         let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
         let buffers = SlotBuffers {
             arena: slot_arena,
@@ -122,6 +131,8 @@ impl Weights {
             units: plan.units.clone(),
             pinned: vec![None; plan.units.len()],
             ring: Ring::new(plan),
+            experts: Experts::new(plan, &arena_of)?,
+            streams: plan.streams(),
             extents: extents_of(slot_count.max(LOAD_DEPTH)),
             buffers,
             wait: Duration::ZERO,
@@ -233,6 +244,7 @@ impl Weights {
         }
         self.ring.queue.clear();
         self.ring.rewind();
+        self.forget_unfinished_experts();
     }
 
     /// What reading has cost so far.
@@ -264,37 +276,45 @@ impl Weights {
         let pinned: Vec<usize> = (0..self.units.len())
             .filter(|&unit| plan.residency[unit] == Residency::Pinned)
             .collect();
+        let extents: Vec<Extent> = (pinned.iter().map(|&unit| self.units[unit].extent))
+            .chain(plan.expert_runs.iter().map(|run| run.extent))
+            .collect();
+        let mut views = Vec::with_capacity(extents.len());
         let mut offset = 0;
         let mut loaded = 0;
-        for (sequence, &unit) in pinned.iter().enumerate() {
+        for (sequence, &extent) in extents.iter().enumerate() {
             if sequence >= LOAD_DEPTH {
-                self.finish_load(&pinned, sequence - LOAD_DEPTH, &mut loaded, progress)
+                self.finish_load(&extents, &mut views, &mut loaded, progress)
                     .await?;
             }
-            let bytes = held_bytes(&self.units[unit]) as usize;
+            let bytes = held(&extent) as usize;
             let buffer = with_buffers.then(|| arena.buffer(offset, bytes, None));
             offset += if with_buffers { bytes } else { 0 };
-            self.submit(sequence % LOAD_DEPTH, self.units[unit].extent, buffer);
+            self.submit(sequence % LOAD_DEPTH, extent, buffer);
         }
-        for sequence in pinned.len().saturating_sub(LOAD_DEPTH)..pinned.len() {
-            self.finish_load(&pinned, sequence, &mut loaded, progress)
+        while views.len() < extents.len() {
+            self.finish_load(&extents, &mut views, &mut loaded, progress)
                 .await?;
         }
+        for (&unit, &view) in pinned.iter().zip(&views) {
+            self.pinned[unit] = Some(view);
+        }
+        self.experts.stay(&plan.expert_runs, &views[pinned.len()..]);
         Ok(())
     }
 
     async fn finish_load(
         &mut self,
-        pinned: &[usize],
-        sequence: usize,
+        extents: &[Extent],
+        views: &mut Vec<View>,
         loaded: &mut u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), WeightsError> {
-        let slot = sequence % LOAD_DEPTH;
+        let slot = views.len() % LOAD_DEPTH;
         let view = self.taken(slot).await?;
         self.table.give_back(slot);
-        self.pinned[pinned[sequence]] = Some(view);
-        *loaded += held_bytes(&self.units[pinned[sequence]]);
+        *loaded += held(&extents[views.len()]);
+        views.push(view);
         progress(*loaded);
         // Reads that are always there in time would leave nobody a moment to stop this.
         tokio::task::yield_now().await;
@@ -403,7 +423,7 @@ impl Weights {
 
     fn release(&self, slot: usize) {
         // Where nothing streams there is room for the whole file.
-        if self.ring.slots > 0 {
+        if self.streams {
             self.reader.release(&self.extents[slot]);
         }
     }
@@ -674,6 +694,8 @@ mod tests {
             items: Vec::new(),
             units: (0..UNITS).map(unit).collect(),
             residency: vec![Residency::Streamed; UNITS],
+            expert_runs: Vec::new(),
+            expert_slots: None,
             slots: SLOTS,
             slot_bytes: 2 * PAGE_BYTES,
             row_slot_bytes: PAGE_BYTES,
@@ -688,6 +710,8 @@ mod tests {
             units: plan.units.clone(),
             pinned: vec![None; UNITS],
             ring: Ring::new(&plan),
+            experts: Experts::new(&plan, &|_| Ok(Arena::new(0).unwrap())).unwrap(),
+            streams: true,
             extents: extents_of(SLOTS + ROW_SLOTS),
             buffers: SlotBuffers {
                 arena: Arena::new(bytes).unwrap(),

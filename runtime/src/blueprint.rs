@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use emel_kernels::Kernels;
+use emel_loader::expert_slots;
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
@@ -22,6 +23,7 @@ use emel_model::tokenizer::Tokenizer;
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
+use crate::experts::demand::ExpertDemand;
 use crate::request::Prompt;
 use crate::session::{Identity, SessionKind};
 
@@ -385,6 +387,7 @@ impl Draft<'_> {
             budget_bytes: self.budget_bytes,
             items: self.items(shape),
             uses: &self.program.uses,
+            experts: &self.program.expert_uses,
             embedding: self.program.embedding,
             may_map: matches!(self.settings.io, Io::Auto | Io::Only(Backend::Mmap)),
         };
@@ -451,7 +454,9 @@ impl Draft<'_> {
     fn items(&self, shape: Shape) -> Vec<Item> {
         let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
-        vec![
+        let expert_tables = expert_slots::table_bytes(&self.program.expert_uses)
+            + ExpertDemand::required_bytes(self.program);
+        let mut items = vec![
             item(
                 "process".to_owned(),
                 PROCESS_BYTES + self.settings.threads as u64 * THREAD_BYTES,
@@ -481,7 +486,11 @@ impl Draft<'_> {
                 format!("activations ({} tokens a pass)", shape.chunk),
                 footprint.activation_bytes(self.program),
             ),
-        ]
+        ];
+        if !self.program.expert_uses.is_empty() {
+            items.push(item("expert tables".to_owned(), expert_tables));
+        }
+        items
     }
 
     /// What the sampler takes for a context, in whole pages, and a page for the biases

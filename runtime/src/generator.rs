@@ -18,6 +18,7 @@ use emel_model::state::SequenceState;
 
 use crate::blueprint::Blueprint;
 use crate::error::Error;
+use crate::experts::demand::{ExpertDemand, ExpertStatistics};
 
 /// A model ready to compute.
 pub struct Generator {
@@ -25,6 +26,7 @@ pub struct Generator {
     files: Arc<OpenFiles>,
     forward: Forward,
     steps: Vec<Step>,
+    experts: ExpertDemand,
     /// The first row of the token embedding; the others follow.
     embedding: Extent,
     compute: Duration,
@@ -75,6 +77,7 @@ impl Generator {
             files: Arc::clone(files),
             forward,
             steps: schedule(&blueprint.program, &plan.units),
+            experts: ExpertDemand::new(&blueprint.program, plan),
             embedding: Extent {
                 bytes: table.row_bytes(),
                 ..table.extent
@@ -137,6 +140,11 @@ impl Generator {
         self.compute
     }
 
+    /// What the experts have cost so far.
+    pub fn expert_statistics(&self) -> ExpertStatistics {
+        self.experts.statistics()
+    }
+
     /// The kernels' instruction set.
     pub fn kernels_name(&self) -> &'static str {
         self.forward.kernels_name()
@@ -162,6 +170,7 @@ impl Generator {
             weights,
             forward,
             steps,
+            experts,
             embedding,
             compute,
             ..
@@ -183,6 +192,11 @@ impl Generator {
             if is_cancelled() {
                 return Err(PassEnd::Cancelled);
             }
+            if let Some(group) = step.experts {
+                let outcome = experts.run(group, weights, forward, compute).await;
+                outcome.map_err(PassEnd::Failed)?;
+                continue;
+            }
             let mut run = |bytes: &[u8]| {
                 let started = Instant::now();
                 forward.run(&step.work, bytes);
@@ -194,6 +208,9 @@ impl Generator {
                     .await
                     .map_err(PassEnd::Failed)?,
                 None => run(&[]),
+            }
+            if let Some(group) = step.chooses {
+                experts.begin(group, weights, forward);
             }
         }
         forward.finish();

@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
+use emel_loader::plan::ExpertSlotsPlan;
 use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
@@ -20,10 +21,11 @@ use tokio::sync::{mpsc, oneshot};
 use crate::blueprint::{Blueprint, Io};
 use crate::engine::Description;
 use crate::error::Error;
+use crate::experts::demand::ExpertStatistics;
 use crate::generator::{Generator, PassEnd};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
-use crate::usage::{Usage, milliseconds, rate};
+use crate::usage::{ExpertUsage, Usage, milliseconds, rate};
 
 /// Something for the engine's thread to do.
 pub(crate) enum Job {
@@ -169,6 +171,7 @@ struct FixedUsage {
     pinned_bytes: u64,
     ring_bytes: u64,
     slot_bytes: u64,
+    expert_slots: Option<ExpertSlotsPlan>,
     kv_bytes: u64,
     budget_bytes: u64,
     planned_bytes: u64,
@@ -191,6 +194,7 @@ impl FixedUsage {
             pinned_bytes: plan.pinned_bytes(),
             ring_bytes: plan.ring_bytes(),
             slot_bytes: plan.slot_bytes as u64,
+            expert_slots: plan.expert_slots.clone(),
             kv_bytes: blueprint.kv_bytes(),
             budget_bytes: plan.budget_bytes,
             planned_bytes: plan.total_bytes(),
@@ -438,6 +442,17 @@ impl Scheduler {
             pinned_bytes: fixed.pinned_bytes,
             ring_bytes: fixed.ring_bytes,
             slot_bytes: fixed.slot_bytes,
+            experts: fixed.expert_slots.as_ref().map(|planned| ExpertUsage {
+                slots: planned.slots,
+                slot_bytes: planned.layout.slot_bytes as u64,
+                of_experts: planned.layout.experts(),
+                hits: after_first.experts.hits,
+                misses: after_first.experts.misses,
+                missed_bytes_per_token: (after_first.experts.missed_bytes)
+                    .checked_div(counts.passes as u64)
+                    .unwrap_or(0),
+                wait_ms: milliseconds(total.experts.wait),
+            }),
             kv_bytes: fixed.kv_bytes,
             budget_bytes: fixed.budget_bytes,
             planned_bytes: fixed.planned_bytes,
@@ -477,6 +492,7 @@ struct Meter {
     bytes_read: u64,
     wait: Duration,
     compute: Duration,
+    experts: ExpertStatistics,
 }
 
 struct Reading {
@@ -484,6 +500,7 @@ struct Reading {
     bytes_read: u64,
     wait: Duration,
     compute: Duration,
+    experts: ExpertStatistics,
 }
 
 impl Meter {
@@ -494,6 +511,7 @@ impl Meter {
             bytes_read: reading.bytes_read,
             wait: reading.wait,
             compute: generator.compute(),
+            experts: generator.expert_statistics(),
         }
     }
 
@@ -504,6 +522,7 @@ impl Meter {
             bytes_read: now.bytes_read - self.bytes_read,
             wait: now.wait - self.wait,
             compute: generator.compute() - self.compute,
+            experts: generator.expert_statistics().since(&self.experts),
         }
     }
 }

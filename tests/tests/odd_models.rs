@@ -31,6 +31,7 @@ fn a_changed_hyperparameter_is_refused_or_computed_with() {
     let changed = folder.path().join("changed.gguf");
     let cut = Cut {
         unit_bytes: 1 << 20,
+        experts: 16,
         chunk: 3,
         threads: 1,
     };
@@ -91,6 +92,7 @@ fn layers_that_differ_in_key_heads_are_normed_each_by_its_own_width() {
     let path = folder.path().join("model.gguf");
     let cut = Cut {
         unit_bytes: 1 << 20,
+        experts: 16,
         chunk: 3,
         threads: 1,
     };

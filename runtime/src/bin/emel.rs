@@ -144,6 +144,18 @@ struct PlanReport {
     mapped: bool,
     ring_slots: usize,
     ring_slot_bytes: usize,
+    experts: Option<PlanExperts>,
+}
+
+#[derive(Serialize)]
+struct PlanExperts {
+    slots: usize,
+    slot_bytes: usize,
+    of_experts: usize,
+    /// Of the experts that a token goes to, in memory or not.
+    bytes_per_token: u64,
+    /// What of that is read if all experts are as likely to be chosen.
+    expected_bytes_per_token: u64,
 }
 
 #[derive(Serialize)]
@@ -170,15 +182,29 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
         writeln!(output, "{:>21}  {}", size(item.bytes), item.name)?;
     }
     writeln!(output, "planned   {:>11}", size(report.planned_bytes))?;
-    if report.streamed_bytes_per_pass == 0 {
-        writeln!(output, "the model fits: nothing is read per token")?;
-    } else {
-        writeln!(
+    let streamed = report.streamed_bytes_per_pass;
+    let allows = |bytes: u64| f64::from(1 << 30) / bytes as f64;
+    match &report.experts {
+        None if streamed == 0 => writeln!(output, "the model fits: nothing is read per token")?,
+        None => writeln!(
             output,
             "read      {:>11}  per token: a drive of 1 GiB/s allows {:.1} tokens/s",
-            size(report.streamed_bytes_per_pass),
-            f64::from(1 << 30) / report.streamed_bytes_per_pass as f64
-        )?;
+            size(streamed),
+            allows(streamed)
+        )?,
+        Some(experts) => {
+            let expected = streamed + experts.expected_bytes_per_token;
+            let most = streamed + experts.bytes_per_token;
+            writeln!(
+                output,
+                "read      {:>11}  per token if all experts are as likely, {} at most and less if \
+                 some are chosen often: a drive of 1 GiB/s allows {:.1} tokens/s, {:.1} at least",
+                size(expected),
+                size(most),
+                allows(expected),
+                allows(most)
+            )?;
+        }
     }
     cli::print(&output)?;
     Ok(())
@@ -203,11 +229,24 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
     let ring = format!("ring ({} slots of {slot_size})", plan.slots);
     add(ring, plan.ring_bytes());
     add(format!("embedding rows ({ROW_SLOTS})"), plan.row_bytes());
+    if let Some(experts) = &plan.expert_slots {
+        let name = format!(
+            "experts ({} slots of {}, for {})",
+            experts.slots,
+            in_binary_units(experts.layout.slot_bytes as u64),
+            experts.layout.experts()
+        );
+        add(name, experts.bytes());
+    }
     if plan.is_mapped {
         add("weights, mapped".to_owned(), plan.file_bytes);
     } else {
-        let all: u64 = plan.units.iter().map(held_bytes).sum();
-        let name = format!("weights, pinned of {}", in_binary_units(all));
+        let units: u64 = plan.units.iter().map(held_bytes).sum();
+        let all = in_binary_units(units.max(plan.pinned_bytes()));
+        let name = match plan.expert_slots {
+            Some(_) => format!("weights but experts, pinned of {all}"),
+            None => format!("weights, pinned of {all}"),
+        };
         add(name, plan.pinned_bytes());
     }
     PlanReport {
@@ -222,6 +261,13 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         mapped: plan.is_mapped,
         ring_slots: plan.slots,
         ring_slot_bytes: plan.slot_bytes,
+        experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
+            slots: experts.slots,
+            slot_bytes: experts.layout.slot_bytes,
+            of_experts: experts.layout.experts(),
+            bytes_per_token: experts.bytes_per_token(),
+            expected_bytes_per_token: experts.expected_bytes_per_token(),
+        }),
     }
 }
 
