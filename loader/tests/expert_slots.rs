@@ -94,7 +94,7 @@ impl Model {
     }
 
     fn open(&self, has_slots: bool, backend: Backend) -> Weights {
-        let files = OpenFiles::open([&self.path], backend.needs_buffers()).unwrap();
+        let files = OpenFiles::open([self.path.as_path()], backend.needs_buffers()).unwrap();
         let plan = self.plan(has_slots, backend);
         block_on(Weights::open(&Arc::new(files), &plan, backend, &mut |_| {})).unwrap()
     }

@@ -85,12 +85,19 @@ fn the_bits_are_those_of_the_resident_model_for_any_number_of_slots_and_any_read
                 threads,
                 ..with_budget(&base, smallest + (resident - 1 - smallest) * part / 4)
             };
-            let planned = plan(&model, &some).expert_slots;
-            slots.push(planned.unwrap().slots);
+            // Shorter chunks may make room for all experts in less.
+            slots.extend(
+                plan(&model, &some)
+                    .expert_slots
+                    .map(|planned| planned.slots),
+            );
             let found = logits(&model, some, &tokens).unwrap();
             assert!(found == expected, "{name}: {slots:?} slots, {backend:?}");
         }
-        assert!(slots.last() > slots.first(), "{name}: {slots:?} slots");
+        assert!(
+            slots.iter().max() > slots.iter().min(),
+            "{name}: {slots:?} slots"
+        );
     }
 }
 
@@ -127,7 +134,7 @@ fn an_expert_is_read_at_most_once_for_a_chunk_however_few_slots_there_are() {
         let tokens: Vec<u32> = (0..chunk as u32).map(|index| index * 59 % 384).collect();
         for &backend in READERS.iter() {
             block_on(async {
-                let files = OpenFiles::open([&model], backend.needs_buffers()).unwrap();
+                let files = OpenFiles::open([model.as_path()], backend.needs_buffers()).unwrap();
                 let files = Arc::new(files);
                 let mut generator = Generator::build(&blueprint, &files, backend, &mut |_| {})
                     .await
