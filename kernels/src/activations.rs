@@ -128,6 +128,34 @@ impl Q8Activations {
     ///
     /// If `columns` is not a multiple of 32, `values` is not whole tokens, or they do not fit.
     pub fn quantise(&mut self, kernels: &Kernels, pool: &Pool, values: &[f32], columns: usize) {
+        let tokens = self.reshape(values, columns);
+        self.fill(kernels, pool, values, tokens, |task| task);
+    }
+
+    /// As [`Q8Activations::quantise`], but only the tokens of a rising list; what is held for
+    /// the others is unspecified.
+    ///
+    /// # Panics
+    ///
+    /// As [`Q8Activations::quantise`], and if the list does not rise or reaches past the tokens.
+    pub fn quantise_tokens(
+        &mut self,
+        kernels: &Kernels,
+        pool: &Pool,
+        values: &[f32],
+        columns: usize,
+        chosen: &[usize],
+    ) {
+        let tokens = self.reshape(values, columns);
+        assert!(
+            chosen.is_sorted_by(|a, b| a < b) && chosen.last().is_none_or(|&last| last < tokens),
+            "the list of tokens must rise and end within them"
+        );
+        self.fill(kernels, pool, values, chosen.len(), |task| chosen[task]);
+    }
+
+    /// Takes the shape of `values`; returns the number of tokens.
+    fn reshape(&mut self, values: &[f32], columns: usize) -> usize {
         assert!(
             columns > 0 && columns.is_multiple_of(GROUP_ELEMENTS),
             "{columns} columns are not whole groups of {GROUP_ELEMENTS}"
@@ -137,16 +165,28 @@ impl Q8Activations {
             "values must be whole tokens"
         );
         let tokens = values.len() / columns;
-        let row_packs = columns.div_ceil(PACK_ELEMENTS);
-        let capacity = self.packs.len();
         assert!(
-            tokens * row_packs <= capacity,
+            tokens * columns.div_ceil(PACK_ELEMENTS) <= self.packs.len(),
             "{tokens} × {columns} values do not fit"
         );
         (self.tokens, self.columns) = (tokens, columns);
+        tokens
+    }
 
-        let packs = SharedSlice::new(&mut self.packs[..tokens * row_packs]);
-        pool.run_tasks(tokens, |_, token| {
+    /// Quantises a token for each task; `token_of` gives different tasks different tokens.
+    fn fill(
+        &mut self,
+        kernels: &Kernels,
+        pool: &Pool,
+        values: &[f32],
+        tasks: usize,
+        token_of: impl Fn(usize) -> usize + Sync,
+    ) {
+        let columns = self.columns;
+        let row_packs = columns.div_ceil(PACK_ELEMENTS);
+        let packs = SharedSlice::new(&mut self.packs[..self.tokens * row_packs]);
+        pool.run_tasks(tasks, |_, task| {
+            let token = token_of(task);
             // SAFETY: each token is one task and owns its own run of packs.
             let packs = unsafe { packs.range(token * row_packs, row_packs) };
             let values = &values[token * columns..][..columns];

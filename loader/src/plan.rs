@@ -5,10 +5,14 @@
 //! units as possible are pinned, and the others are read again in every pass: pinning
 //! C of N bytes is the best that can be done for a cyclic scan. Pinned units are spread
 //! evenly over the pass, so that the drive reads while they compute.
+//!
+//! A token goes to few of a mixture's experts, so these are no units: what every token
+//! goes through is pinned first, and the rest of the budget becomes slots for experts.
 
 use crate::arena::{HUGE_PAGE_BYTES, PAGE_BYTES};
+use crate::expert_slots::{EXPERT_PARTS, ExpertLayout, ExpertUse};
 use crate::files::Window;
-use crate::gguf::Catalog;
+use crate::gguf::{Catalog, Extent};
 use crate::probe::Curve;
 use crate::unit::{Stage, Unit, WeightUse, partition};
 
@@ -49,6 +53,8 @@ pub struct PlanInputs<'a> {
     pub items: Vec<Item>,
     /// The matrices of a pass, in compute order.
     pub uses: &'a [WeightUse],
+    /// The mixtures of experts of a pass, in compute order.
+    pub experts: &'a [ExpertUse],
     /// Tensor that token ids are looked up in.
     pub embedding: usize,
     /// Whether weights that all fit are used from the mapping, without a ring.
@@ -66,6 +72,53 @@ pub enum Residency {
     Streamed,
 }
 
+/// Experts that lie together and stay in memory for good: their rows of one matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertRun {
+    /// Where they lie.
+    pub extent: Extent,
+    /// The mixture, counted from the first in a pass.
+    pub mixture: usize,
+    /// Which of its matrices: gate, up or down.
+    pub part: usize,
+    /// The first of them.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+/// Slots for experts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExpertSlotsPlan {
+    /// How an expert lies in a slot.
+    pub layout: ExpertLayout,
+    /// The number of slots.
+    pub slots: usize,
+    /// The most experts of a mixture that a token goes to.
+    pub used: usize,
+}
+
+impl ExpertSlotsPlan {
+    /// Bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        (self.slots as u64).saturating_mul(self.layout.slot_bytes as u64)
+    }
+
+    /// Bytes that a token needs of experts, resident or not.
+    pub fn bytes_per_token(&self) -> u64 {
+        let of_mixture = |mixture| self.layout.expert_bytes(mixture) * self.used as u64;
+        (0..self.layout.mixtures()).map(of_mixture).sum()
+    }
+
+    /// Bytes of them that a token reads if all experts are as likely to be chosen. Where
+    /// some are chosen more often than others, it is less.
+    pub fn expected_bytes_per_token(&self) -> u64 {
+        let experts = self.layout.experts();
+        let missing = u128::from(self.bytes_per_token()) * (experts - self.slots) as u128;
+        (missing / experts.max(1) as u128) as u64
+    }
+}
+
 /// What the budget is spent on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -79,6 +132,10 @@ pub struct Plan {
     pub units: Vec<Unit>,
     /// Where each unit's bytes are.
     pub residency: Vec<Residency>,
+    /// The experts of all mixtures, where they are in memory for good.
+    pub expert_runs: Vec<ExpertRun>,
+    /// Where they are not: the slots that they are read into.
+    pub expert_slots: Option<ExpertSlotsPlan>,
     /// Slots of the ring; none when nothing streams.
     pub slots: usize,
     /// Bytes of a slot, alignment included.
@@ -113,22 +170,35 @@ impl Plan {
         if resident_bytes <= inputs.budget_bytes {
             return Ok(resident);
         }
+        let mut needed_bytes = resident_bytes;
+        let expert_slots = least_expert_slots(catalog, inputs.experts);
+        if expert_slots.is_some() {
+            let mut plan = Self::with_slots_for_experts_only(catalog, &inputs, &expert_slots);
+            needed_bytes = needed_bytes.min(plan.total_bytes());
+            if needed_bytes <= inputs.budget_bytes {
+                plan.grow_expert_slots();
+                return Ok(plan);
+            }
+        }
         let unit_bytes_min = smallest_unit(catalog, inputs.uses);
+        let for_slots = expert_slots.as_ref().map_or(0, ExpertSlotsPlan::bytes);
+        let for_units = for_weights.saturating_sub(for_slots);
         let measured = inputs.drive.and_then(|curve| {
             let weight_bytes = weight_bytes(catalog, inputs.uses);
-            measured_shape(curve, for_weights, weight_bytes, unit_bytes_min)
+            measured_shape(curve, for_units, weight_bytes, unit_bytes_min)
         });
-        let shape = measured.unwrap_or_else(|| ring_shape(for_weights, unit_bytes_min));
-        let mut plan = Self::streamed(catalog, &inputs, shape);
+        let shape = measured.unwrap_or_else(|| ring_shape(for_units, unit_bytes_min));
+        let mut plan = Self::streamed(catalog, &inputs, shape, &expert_slots);
         if plan.total_bytes() > inputs.budget_bytes {
             // Whole pages and the embedding's rows can leave less than the ring's share.
-            plan = Self::streamed(catalog, &inputs, (SLOTS_MIN as usize, unit_bytes_min));
+            let shape = (SLOTS_MIN as usize, unit_bytes_min);
+            plan = Self::streamed(catalog, &inputs, shape, &expert_slots);
         }
         let fixed_bytes = plan.total_bytes();
         if fixed_bytes > inputs.budget_bytes {
             return Err(PlanError {
                 budget_bytes: inputs.budget_bytes,
-                needed_bytes: fixed_bytes.min(resident_bytes),
+                needed_bytes: needed_bytes.min(fixed_bytes),
             });
         }
         plan.residency = pin(&plan.units, inputs.budget_bytes - fixed_bytes);
@@ -140,18 +210,45 @@ impl Plan {
         let mut plan = Self::without_residency(catalog, inputs, SLOT_BYTES_MAX);
         plan.is_mapped = inputs.may_map;
         plan.residency.fill(Residency::Pinned);
+        plan.expert_runs = expert_runs(catalog, inputs.experts, SLOT_BYTES_MAX);
         plan
     }
 
-    /// The plan in which everything streams, through a ring of these slots and units.
+    /// The plan in which everything but experts stays, and these have as few slots as can be.
+    fn with_slots_for_experts_only(
+        catalog: &Catalog,
+        inputs: &PlanInputs<'_>,
+        expert_slots: &Option<ExpertSlotsPlan>,
+    ) -> Self {
+        let mut plan = Self::without_residency(catalog, inputs, SLOT_BYTES_MAX);
+        plan.residency.fill(Residency::Pinned);
+        plan.expert_slots.clone_from(expert_slots);
+        plan
+    }
+
+    /// Turns what is left of the budget into slots, up to one for each expert.
+    fn grow_expert_slots(&mut self) {
+        let left = self.budget_bytes.saturating_sub(self.total_bytes());
+        if let Some(experts) = &mut self.expert_slots {
+            let more = left / (experts.layout.slot_bytes as u64).max(1);
+            let more = usize::try_from(more).unwrap_or(usize::MAX);
+            let most = experts.layout.experts();
+            experts.slots = experts.slots.saturating_add(more).min(most);
+        }
+    }
+
+    /// The plan in which everything streams, through a ring of these slots and units and
+    /// these slots for experts.
     fn streamed(
         catalog: &Catalog,
         inputs: &PlanInputs<'_>,
         (slots, unit_bytes): (usize, u64),
+        expert_slots: &Option<ExpertSlotsPlan>,
     ) -> Self {
         let mut plan = Self::without_residency(catalog, inputs, unit_bytes);
         plan.slots = slots;
         plan.slot_bytes = slot_bytes(&plan.units);
+        plan.expert_slots.clone_from(expert_slots);
         plan
     }
 
@@ -164,6 +261,8 @@ impl Plan {
             items: inputs.items.clone(),
             residency: vec![Residency::Streamed; units.len()],
             units,
+            expert_runs: Vec::new(),
+            expert_slots: None,
             slots: 0,
             slot_bytes: 0,
             row_slot_bytes: widest_window(row_bytes),
@@ -173,10 +272,22 @@ impl Plan {
 
     /// Bytes of weights in memory for good, as they are held: whole pages.
     pub fn pinned_bytes(&self) -> u64 {
-        self.units_with(Residency::Pinned).map(held_bytes).sum()
+        let units: u64 = self.units_with(Residency::Pinned).map(held_bytes).sum();
+        units + self.expert_run_bytes()
     }
 
-    /// Bytes of weights that a pass reads.
+    /// Those of them that are experts.
+    pub(crate) fn expert_run_bytes(&self) -> u64 {
+        let runs = self.expert_runs.iter();
+        runs.map(|run| held(&run.extent)).sum()
+    }
+
+    /// Bytes of the slots for experts.
+    pub fn expert_slot_bytes(&self) -> u64 {
+        self.expert_slots.as_ref().map_or(0, ExpertSlotsPlan::bytes)
+    }
+
+    /// Bytes of weights that every pass reads, whichever experts it goes to.
     pub fn streamed_bytes(&self) -> u64 {
         self.units_with(Residency::Streamed)
             .map(|unit| unit.extent.bytes)
@@ -209,12 +320,14 @@ impl Plan {
         } else {
             self.pinned_bytes()
         };
-        sum(&self.items).saturating_add(self.ring_bytes() + self.row_bytes() + weights)
+        sum(&self.items)
+            .saturating_add(self.expert_slot_bytes())
+            .saturating_add(self.ring_bytes() + self.row_bytes() + weights)
     }
 
-    /// Whether weights are read in every pass.
+    /// Whether weights are read while the model runs.
     pub fn streams(&self) -> bool {
-        self.slots > 0
+        self.slots > 0 || self.expert_slots.is_some()
     }
 
     /// The first unit of the head.
@@ -243,7 +356,46 @@ fn sum(items: &[Item]) -> u64 {
 
 /// Memory that a pinned unit takes: its extent, widened to whole pages.
 pub fn held_bytes(unit: &Unit) -> u64 {
-    Window::around(unit.extent.offset, unit.extent.bytes as usize, PAGE_BYTES).bytes as u64
+    held(&unit.extent)
+}
+
+pub(crate) fn held(extent: &Extent) -> u64 {
+    Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES).bytes as u64
+}
+
+/// Slots for the experts that a token goes to in a mixture: less serves nobody.
+fn least_expert_slots(catalog: &Catalog, uses: &[ExpertUse]) -> Option<ExpertSlotsPlan> {
+    let used = uses.iter().map(|mixture| mixture.used).max()?;
+    Some(ExpertSlotsPlan {
+        layout: ExpertLayout::new(catalog, uses),
+        slots: used,
+        used,
+    })
+}
+
+/// All experts, in runs of at most `run_bytes`, but of one expert at least.
+fn expert_runs(catalog: &Catalog, uses: &[ExpertUse], run_bytes: u64) -> Vec<ExpertRun> {
+    let mut runs = Vec::new();
+    for (mixture, weights) in uses.iter().enumerate() {
+        for part in 0..EXPERT_PARTS {
+            let one = weights.extent(catalog, part, 0);
+            let most = (run_bytes / one.bytes.max(1)).max(1) as usize;
+            for first in (0..weights.experts).step_by(most) {
+                let count = most.min(weights.experts - first);
+                runs.push(ExpertRun {
+                    extent: Extent {
+                        bytes: one.bytes * count as u64,
+                        ..weights.extent(catalog, part, first)
+                    },
+                    mixture,
+                    part,
+                    first,
+                    count,
+                });
+            }
+        }
+    }
+    runs
 }
 
 /// Memory that `bytes` at any offset may need once they are widened to whole pages.

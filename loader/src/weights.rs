@@ -9,6 +9,7 @@
 //! the next pass on they go through the ring like the others. Those that are wanted again
 //! stay in memory the next time they come through it.
 
+mod experts;
 mod pinned;
 
 use std::collections::VecDeque;
@@ -18,10 +19,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use self::experts::Experts;
+pub use self::experts::{EXPERTS_MAX, PlacedExpert};
 use crate::arena::{Arena, SlotBuffer, View};
+use crate::expert_slots::EXPERT_READS;
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
-use crate::plan::{Plan, ROW_SLOTS, held_bytes};
+use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held, held_bytes};
 use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
 use crate::slots::{SlotTable, TracedRead};
 use crate::trace::{Activity, Trace};
@@ -59,6 +63,22 @@ pub enum WeightsError {
     Read(#[from] ReadError),
 }
 
+/// What is loaded at the start, to stay.
+#[derive(Debug, Clone, Copy)]
+enum Load<'a> {
+    Unit(usize),
+    Experts(&'a ExpertRun),
+}
+
+impl Load<'_> {
+    fn extent(&self, units: &[Unit]) -> Extent {
+        match self {
+            Self::Unit(unit) => units[*unit].extent,
+            Self::Experts(run) => run.extent,
+        }
+    }
+}
+
 /// What a pass goes through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
@@ -90,6 +110,9 @@ pub struct Weights {
     units: Vec<Unit>,
     pinned: Pinned,
     ring: Ring,
+    experts: Experts,
+    // Whether bytes are released again.
+    streams: bool,
     // What each slot was last given to read.
     extents: Box<[Extent]>,
     buffers: SlotBuffers,
@@ -124,12 +147,13 @@ impl Weights {
             row_bytes: plan.row_slot_bytes,
             with_buffers,
         };
-        let pinned_arena = arena_of(plan.pinned_bytes())?;
+        let pinned_arena = arena_of(plan.pinned_bytes() - plan.expert_run_bytes())?;
 
-        let slot_count = slots + ROW_SLOTS;
+        let expert_reads = plan.expert_slots.as_ref().map_or(0, |_| EXPERT_READS);
+        let slot_count = slots + ROW_SLOTS + expert_reads;
         let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
         // Registered buffers take their memory at once, which a spare ring may never need.
-        let registered = match plan.streams() {
+        let registered = match plan.slots > 0 {
             true => buffers.ring_buffers(),
             false => Vec::new(),
         };
@@ -142,13 +166,15 @@ impl Weights {
             units: plan.units.clone(),
             pinned: Pinned::new(plan, pinned_arena, with_buffers),
             ring: Ring::new(plan.units.len(), slots),
+            experts: Experts::new(plan, &arena_of)?,
+            streams: plan.streams(),
             extents: extents_of(slot_count.max(LOAD_DEPTH)),
             buffers,
-            has_spare_ring: !plan.streams(),
+            has_spare_ring: plan.slots == 0,
             wait: Duration::ZERO,
             trace: None,
         };
-        weights.load_pinned(progress).await?;
+        weights.load_pinned(&plan.expert_runs, progress).await?;
         weights.stream_the_others();
         Ok(weights)
     }
@@ -262,17 +288,19 @@ impl Weights {
         }
         self.ring.queue.clear();
         self.ring.rewind();
+        self.forget_unfinished_experts();
     }
 
     /// Lets pinned units take `bytes` from now on, of those that the plan gives them:
     /// some are given back at once, or taken again as they are read. Where the plan has
     /// no ring, one of [`Weights::spare_ring_bytes`] is part of `bytes` that are not all.
-    /// Called between passes.
+    /// Experts that stay are part of `bytes`, and are not given back. Called between passes.
     pub fn set_pinned_bytes(&mut self, bytes: u64) {
         if self.ring.slots == 0 {
             // A mapping of which nothing is released: its pages are the kernel's to take.
             return;
         }
+        let bytes = bytes.saturating_sub(self.experts.resident_bytes());
         let bytes = match bytes < self.pinned.planned_bytes() {
             true => bytes.saturating_sub(self.spare_ring_bytes()),
             false => bytes,
@@ -282,9 +310,9 @@ impl Weights {
         }
     }
 
-    /// Bytes of pinned units in memory now, in whole pages.
+    /// Bytes of pinned units, and experts that stay, in memory now, in whole pages.
     pub fn pinned_bytes(&self) -> u64 {
-        self.pinned.bytes()
+        self.pinned.bytes() + self.experts.resident_bytes()
     }
 
     /// Bytes of the ring that a plan without one gets when its units are given back.
@@ -321,39 +349,57 @@ impl Weights {
         self.reader.has_registered_buffers()
     }
 
-    async fn load_pinned(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), WeightsError> {
-        let missing: Vec<usize> = (0..self.units.len())
-            .filter(|&unit| self.pinned.is_missing(unit))
+    /// Loads the pinned units, and the experts that stay.
+    async fn load_pinned(
+        &mut self,
+        runs: &[ExpertRun],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), WeightsError> {
+        let units = (0..self.units.len()).filter(|&unit| self.pinned.is_missing(unit));
+        let loads: Vec<Load<'_>> = units
+            .map(Load::Unit)
+            .chain(runs.iter().map(Load::Experts))
             .collect();
         let mut loaded = 0;
-        for (sequence, &unit) in missing.iter().enumerate() {
+        for (sequence, &load) in loads.iter().enumerate() {
             if sequence >= LOAD_DEPTH {
-                self.finish_load(&missing, sequence - LOAD_DEPTH, &mut loaded, progress)
+                let slot = (sequence - LOAD_DEPTH) % LOAD_DEPTH;
+                self.finish_load(loads[sequence - LOAD_DEPTH], slot, &mut loaded, progress)
                     .await?;
             }
-            let buffer = self.pinned.buffer(unit);
-            let extent = self.units[unit].extent;
-            self.submit(sequence % LOAD_DEPTH, Some(unit), extent, buffer);
+            let (unit, buffer) = match load {
+                Load::Unit(unit) => (Some(unit), self.pinned.buffer(unit)),
+                Load::Experts(run) => (None, self.experts.next_buffer(&run.extent)),
+            };
+            let extent = load.extent(&self.units);
+            self.submit(sequence % LOAD_DEPTH, unit, extent, buffer);
         }
-        for sequence in missing.len().saturating_sub(LOAD_DEPTH)..missing.len() {
-            self.finish_load(&missing, sequence, &mut loaded, progress)
-                .await?;
+        for sequence in loads.len().saturating_sub(LOAD_DEPTH)..loads.len() {
+            self.finish_load(
+                loads[sequence],
+                sequence % LOAD_DEPTH,
+                &mut loaded,
+                progress,
+            )
+            .await?;
         }
         Ok(())
     }
 
     async fn finish_load(
         &mut self,
-        missing: &[usize],
-        sequence: usize,
+        load: Load<'_>,
+        slot: usize,
         loaded: &mut u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), WeightsError> {
-        let slot = sequence % LOAD_DEPTH;
         let view = self.taken(slot).await?;
         self.table.give_back(slot);
-        self.pinned.put(missing[sequence], view);
-        *loaded += held_bytes(&self.units[missing[sequence]]);
+        match load {
+            Load::Unit(unit) => self.pinned.put(unit, view),
+            Load::Experts(run) => self.experts.stay(run, view),
+        }
+        *loaded += held(&load.extent(&self.units));
         progress(*loaded);
         // Reads that are always there in time would leave nobody a moment to stop this.
         tokio::task::yield_now().await;
@@ -496,7 +542,7 @@ impl Weights {
 
     fn release(&self, slot: usize) {
         // Where nothing streams there is room for the whole file.
-        if self.ring.slots > 0 {
+        if self.streams {
             self.reader.release(&self.extents[slot]);
         }
     }
@@ -504,7 +550,7 @@ impl Weights {
 
 /// Slots of the ring, and their bytes. A mapping in which all is pinned needs none.
 fn ring_shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
-    if plan.streams() || !with_buffers {
+    if plan.slots > 0 || !with_buffers {
         return (plan.slots, plan.slot_bytes);
     }
     let largest = plan.units.iter().map(held_bytes).max().unwrap_or(0);
@@ -783,6 +829,8 @@ mod tests {
             items: Vec::new(),
             units: (0..UNITS).map(unit).collect(),
             residency: vec![Residency::Streamed; UNITS],
+            expert_runs: Vec::new(),
+            expert_slots: None,
             slots: SLOTS,
             slot_bytes: 2 * PAGE_BYTES,
             row_slot_bytes: PAGE_BYTES,
@@ -797,6 +845,8 @@ mod tests {
             units: plan.units.clone(),
             pinned: Pinned::new(&plan, Arena::new(0).unwrap(), true),
             ring: Ring::new(UNITS, SLOTS),
+            experts: Experts::new(&plan, &|_| Ok(Arena::new(0).unwrap())).unwrap(),
+            streams: true,
             extents: extents_of(SLOTS + ROW_SLOTS),
             buffers: SlotBuffers {
                 arena: Arena::new(plan.ring_bytes() as usize).unwrap(),

@@ -61,6 +61,8 @@ fn what_stays_is_an_error_that_says_all_and_the_next_pass_is_served() {
             let extent = plan.units[unit].extent;
             // Reads are widened to whole blocks, the largest of which is a page.
             let broken_from = extent.offset / 4096 * 4096;
+            // What has been read ahead is right.
+            weights.restart();
             faults.break_from(broken_from, *code);
             let failure = run(async {
                 weights.begin_pass(Pass::Full, Pass::Full);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+use emel_loader::expert_slots::ExpertUse;
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{Item, Plan, PlanError, PlanInputs, Residency, held_bytes};
 use emel_loader::unit::{Stage, WeightUse};
@@ -17,6 +18,8 @@ type Layer = Vec<(u64, u64)>;
 struct Shape {
     layers: Vec<Layer>,
     head: Layer,
+    /// Columns and rows of an expert's matrices, experts, and experts that a token goes to.
+    mixtures: Vec<([(u64, u64); 3], u64, usize)>,
     embedding: (u64, u64),
     /// Whether the embedding is the head's first matrix.
     is_tied: bool,
@@ -27,6 +30,7 @@ struct Shape {
 struct Model {
     catalog: Catalog,
     uses: Vec<WeightUse>,
+    experts: Vec<ExpertUse>,
     items: Vec<Item>,
     may_map: bool,
 }
@@ -54,9 +58,27 @@ impl Model {
                 descriptions.push(description(format!("{}", descriptions.len()), dims));
             }
         }
+        let mut experts = Vec::new();
+        for &(matrices, count, used) in &shape.mixtures {
+            let first = descriptions.len();
+            for (columns, rows) in matrices {
+                let name = format!("{}", descriptions.len());
+                descriptions.push(Description {
+                    dims: vec![columns, rows, count],
+                    bytes: columns * rows * count,
+                    ..description(name, (columns, rows))
+                });
+            }
+            experts.push(ExpertUse {
+                tensors: [first, first + 1, first + 2],
+                experts: count as usize,
+                used: used.min(count as usize),
+            });
+        }
         Self {
             catalog: catalog(&descriptions),
             uses,
+            experts,
             items: vec![
                 Item {
                     name: "cache".to_owned(),
@@ -78,6 +100,7 @@ impl Model {
                 budget_bytes,
                 items: self.items.clone(),
                 uses: &self.uses,
+                experts: &self.experts,
                 embedding: 0,
                 may_map: self.may_map,
                 drive: None,
@@ -124,19 +147,27 @@ fn dims() -> impl Strategy<Value = (u64, u64)> {
     ]
 }
 
+fn mixture() -> impl Strategy<Value = ([(u64, u64); 3], u64, usize)> {
+    let matrix = (1_u64..2000, 1_u64..500);
+    let matrices = [matrix.clone(), matrix.clone(), matrix];
+    (matrices, 1_u64..40, 1_usize..9)
+}
+
 fn shape() -> impl Strategy<Value = Shape> {
     (
         prop::collection::vec(prop::collection::vec(dims(), 1..8), 1..6),
         prop::collection::vec(dims(), 0..3),
+        prop_oneof![Just(Vec::new()), prop::collection::vec(mixture(), 1..4)],
         dims(),
         any::<bool>(),
         0_u64..10_000_000,
         any::<bool>(),
     )
         .prop_map(
-            |(layers, head, embedding, is_tied, items_bytes, may_map)| Shape {
+            |(layers, head, mixtures, embedding, is_tied, items_bytes, may_map)| Shape {
                 layers,
                 head,
+                mixtures,
                 embedding,
                 is_tied,
                 items_bytes,
@@ -155,7 +186,36 @@ fn budget(model: &Model, part: u64) -> u64 {
     all * part / 1000
 }
 
+/// Every expert is in memory for good once, or there is a layer's worth of slots at least.
+fn check_experts(model: &Model, plan: &Plan) {
+    if let Some(slots) = &plan.expert_slots {
+        let used = model.experts.iter().map(|it| it.used).max().unwrap();
+        let all = model.experts.iter().map(|it| it.experts).sum();
+        assert!((used..=all).contains(&slots.slots));
+        assert!(plan.expert_runs.is_empty());
+        // What every token goes through comes first.
+        assert!(slots.slots == used || plan.streamed_bytes() == 0);
+        return;
+    }
+    let mut runs = plan.expert_runs.iter();
+    for (mixture, weights) in model.experts.iter().enumerate() {
+        for part in 0..3 {
+            let mut next = 0;
+            while next < weights.experts {
+                let run = runs.next().unwrap();
+                assert_eq!((run.mixture, run.part, run.first), (mixture, part, next));
+                let first = weights.extent(&model.catalog, part, next);
+                assert_eq!(run.extent.offset, first.offset);
+                assert_eq!(run.extent.bytes, first.bytes * run.count as u64);
+                next += run.count;
+            }
+        }
+    }
+    assert!(runs.next().is_none());
+}
+
 fn check_cover(model: &Model, plan: &Plan) {
+    check_experts(model, plan);
     // The rows seen of each use; they come in order, and the uses too.
     let mut seen = vec![0_usize; model.uses.len()];
     let mut current = 0;
@@ -281,6 +341,7 @@ fn a_pass_without_matrices_needs_its_items_and_rows_only() {
     let model = Model {
         catalog: catalog(&[description("embedding".to_owned(), (100, 100))]),
         uses: Vec::new(),
+        experts: Vec::new(),
         items: Vec::new(),
         may_map: false,
     };

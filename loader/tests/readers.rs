@@ -193,6 +193,8 @@ impl Model {
         let streams = residency.contains(&Residency::Streamed);
         let row_bytes = self.catalog.tensors()[self.embedding].row_bytes() as usize;
         Plan {
+            expert_runs: Vec::new(),
+            expert_slots: None,
             budget_bytes: u64::MAX,
             file_bytes: self.catalog.file_bytes(),
             items: Vec::new(),
@@ -339,6 +341,7 @@ fn the_plans_of_every_budget_are_served() {
                     budget_bytes,
                     items: Vec::new(),
                     uses: &model.uses,
+                    experts: &[],
                     embedding: model.embedding,
                     may_map: backend == Backend::Mmap,
                     drive: None,

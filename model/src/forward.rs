@@ -22,7 +22,9 @@ use emel_loader::unit::Part;
 
 use crate::activations::Activations;
 use crate::kv_cache::KvType;
-use crate::program::{Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation};
+use crate::program::{
+    Activation, BUFFERS, Buffer, ExpertGroup, MatrixShape, Op, Program, Rotation,
+};
 use crate::routing::{Router, Routing};
 use crate::schedule::Work;
 use crate::state::SequenceState;
@@ -91,7 +93,8 @@ impl Footprint {
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
         let (experts, used) = program.routing_max();
         let routing = Routing::required_bytes(self.chunk, experts, used);
-        let positions = (2 * size_of::<usize>()).saturating_mul(self.chunk);
+        // Two for each token, and one for each of its experts.
+        let positions = (2 + used).saturating_mul(self.chunk * size_of::<usize>());
         [floats_bytes, turns, quantised, scores, routing, positions]
             .into_iter()
             .fold(0, usize::saturating_add) as u64
@@ -131,6 +134,9 @@ pub struct Forward {
     rotations: Vec<(Rotation, RopeFrequencies, RopeTable)>,
     routers: Vec<Router>,
     routing: Routing,
+    expert_groups: Vec<ExpertGroup>,
+    /// The rows of the experts being computed.
+    expert_rows: Vec<usize>,
     state: SequenceState,
     scratch: AttentionScratch,
     activations: Activations,
@@ -178,6 +184,8 @@ impl Forward {
             rotations,
             routers: program.routers.clone(),
             routing: Routing::new(footprint.chunk, experts, used),
+            expert_groups: program.expert_groups.clone(),
+            expert_rows: Vec::with_capacity(footprint.chunk * used),
             state: SequenceState::new(
                 &program.states,
                 footprint.context,
@@ -273,11 +281,6 @@ impl Forward {
                 matrix,
                 input,
                 output,
-            }
-            | Op::Experts {
-                matrix,
-                input,
-                output,
             } => (matrix, input, output),
             Op::LinearHeads { matrix, from, to } => {
                 return self.multiply_heads(matrix, part, bytes, [from, to]);
@@ -288,11 +291,7 @@ impl Forward {
         let weights = Matrix::new(shape.format, part.rows, shape.columns, bytes)
             .expect("units hold whole rows of checked tensors");
         self.quantise(input, shape.format, shape.columns);
-        if let Op::Experts { .. } = self.ops[op] {
-            self.multiply_experts(&shape, part.first_row, &weights, [input, output]);
-        } else {
-            self.multiply_all(&shape, part.first_row, &weights, [input, output]);
-        }
+        self.multiply_all(&shape, part.first_row, &weights, [input, output]);
         self.changed(output);
     }
 
@@ -344,9 +343,10 @@ impl Forward {
                 output,
                 weight,
             } => self.norm(input, output, weight),
-            Op::Linear { .. } | Op::Experts { .. } | Op::LinearHeads { .. } => {
+            Op::Linear { .. } | Op::LinearHeads { .. } => {
                 unreachable!("products come with rows")
             }
+            Op::Experts { .. } => unreachable!("experts come with their weights"),
             Op::Bias { buffer, weight } => self.add_bias(buffer, weight),
             Op::Rope {
                 buffer,
@@ -382,7 +382,6 @@ impl Forward {
             }
             Op::Route { router } => self.route(router),
             Op::Dispatch => self.dispatch(),
-            Op::ExpertBias { buffer, weight } => self.add_expert_bias(buffer, weight),
             Op::Combine => self.combine(),
             Op::NormColumns { buffer, weight } => self.norm_columns(buffer, weight),
             Op::CopyHeads { from, to } => self.copy_heads(from, to),
@@ -503,13 +502,7 @@ impl Forward {
         let [gate, up, out] = self
             .activations
             .several([Buffer::Gate, Buffer::Up, Buffer::Gated]);
-        match activation {
-            Activation::Silu => self.kernels.swiglu(gate, up, out),
-            Activation::Gelu => self.kernels.geglu(gate, up, out),
-            Activation::ClampedSilu { alpha, limit } => {
-                self.kernels.swiglu_clamped(gate, up, alpha, limit, out);
-            }
-        }
+        activate(&self.kernels, activation, gate, up, out);
         self.changed(Buffer::Gated);
     }
 
@@ -521,6 +514,17 @@ impl Forward {
             out.copy_from_slice(&row[columns.clone()]);
         }
         self.changed(output);
+    }
+}
+
+/// out = activation(gate) · up.
+fn activate(kernels: &Kernels, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    match activation {
+        Activation::Silu => kernels.swiglu(gate, up, out),
+        Activation::Gelu => kernels.geglu(gate, up, out),
+        Activation::ClampedSilu { alpha, limit } => {
+            kernels.swiglu_clamped(gate, up, alpha, limit, out);
+        }
     }
 }
 

@@ -14,11 +14,12 @@ mod recurrent;
 use emel_kernels::{
     ActivationFormat, DeltaRuleShape, Format, Q8Activations, RopeScaling, RopeStyle,
 };
+use emel_loader::expert_slots::ExpertUse;
 use emel_loader::gguf::Catalog;
 use emel_loader::unit::WeightUse;
 
 pub use self::builder::ProgramBuilder;
-pub use self::experts::Mixture;
+pub use self::experts::{ExpertGroup, Mixture};
 pub use self::heads::HeadColumns;
 pub use self::latent::LatentShape;
 use crate::hyperparameters::Hyperparameters;
@@ -192,21 +193,10 @@ pub enum Op {
     },
     /// routed = a row of the normed stream for each expert that its token has chosen.
     Dispatch,
-    /// output = each expert's own rows of the matrix · the input's rows that chose it.
+    /// routed = the answer of each row's expert to it.
     Experts {
-        /// Index of the matrix among [`Program::matrices`].
-        matrix: usize,
-        /// A row for each choice.
-        input: Buffer,
-        /// A row for each choice.
-        output: Buffer,
-    },
-    /// Adds to every row the bias of its expert.
-    ExpertBias {
-        /// A row for each choice.
-        buffer: Buffer,
-        /// Index of the resident weight, `[experts, width of a row]`.
-        weight: usize,
+        /// Index among [`Program::expert_groups`].
+        group: usize,
     },
     /// branch = the routed rows of each token, weighted and summed.
     Combine,
@@ -303,17 +293,6 @@ pub struct MatrixShape {
     pub rows: usize,
     /// Inputs.
     pub columns: usize,
-    /// How many experts share the rows, one after the other; 1 for a plain matrix.
-    pub experts: usize,
-    /// Inputs that a token has: one, or one for each expert it chooses.
-    pub inputs_per_token: usize,
-}
-
-impl MatrixShape {
-    /// The rows of one expert.
-    pub fn rows_per_expert(&self) -> usize {
-        self.rows / self.experts
-    }
 }
 
 /// A rotary embedding: which pairs turn together, and how fast.
@@ -381,6 +360,10 @@ pub struct Program {
     pub matrices: Vec<MatrixShape>,
     /// Where the matrices are, for the plan; as long as `matrices`.
     pub uses: Vec<WeightUse>,
+    /// The experts of each mixture, in compute order.
+    pub expert_groups: Vec<ExpertGroup>,
+    /// Where the experts are, for the plan; as long as `expert_groups`.
+    pub expert_uses: Vec<ExpertUse>,
     /// Tensors that are always in memory, as `f32`: norms and biases.
     pub resident: Vec<usize>,
     /// The rotary embeddings in use.
@@ -410,10 +393,13 @@ impl Program {
     /// The quantised input of a matrix that takes the most memory: inputs per token, and
     /// columns of each.
     pub fn quantised_max(&self) -> (usize, usize) {
-        self.matrices
-            .iter()
-            .filter(|matrix| matrix.format.activations() == ActivationFormat::Q8)
-            .map(|matrix| (matrix.inputs_per_token, matrix.columns))
+        let plain = self.matrices.iter().map(|matrix| (1, matrix));
+        let (_, used) = self.routing_max();
+        let of_experts = self.expert_groups.iter().flat_map(|group| &group.matrices);
+        plain
+            .chain(of_experts.map(|matrix| (used, matrix)))
+            .filter(|(_, matrix)| matrix.format.activations() == ActivationFormat::Q8)
+            .map(|(inputs, matrix)| (inputs, matrix.columns))
             .max_by_key(|&(inputs, columns)| Q8Activations::required_bytes(inputs, columns))
             .unwrap_or((0, 0))
     }

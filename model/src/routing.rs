@@ -108,6 +108,11 @@ impl Routing {
         self.experts
     }
 
+    /// How many experts a token goes to.
+    pub fn choices_per_token(&self) -> usize {
+        self.used
+    }
+
     /// The choices of a token, the best first.
     pub fn choices(&self, token: usize) -> &[Choice] {
         &self.choices[token * self.used..][..self.used]

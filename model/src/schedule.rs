@@ -2,8 +2,9 @@
 //!
 //! A step needs at most one unit. It runs to completion on that unit's bytes, and the
 //! unit is given back after it. Operations without weights go with the unit around
-//! them, or form a step of their own between two units. A choice of experts ends its
-//! step, so that it is known before the experts' weights are needed.
+//! them, or form a step of their own between two units. The experts of a mixture are a
+//! step of their own. Which of them are needed is known from the end of an earlier one on,
+//! so that they can be read meanwhile.
 
 use emel_loader::unit::{Part, Unit};
 
@@ -23,6 +24,12 @@ pub enum Work {
 pub struct Step {
     /// The unit whose bytes are needed, if any.
     pub unit: Option<usize>,
+    /// The experts whose choice is known after it, if any, by their index in
+    /// [`Program::expert_groups`].
+    pub chooses: Option<usize>,
+    /// The experts that are computed, if any, by their index in
+    /// [`Program::expert_groups`]: those that the routing names, instead of the work.
+    pub experts: Option<usize>,
     /// What is done, in order.
     pub work: Vec<Work>,
     /// Whether only tokens whose logits are wanted take part.
@@ -34,25 +41,36 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut pending: Vec<Work> = Vec::new();
     let mut is_head = false;
+    let mut mixtures = 0;
     let mut parts = units
         .iter()
         .enumerate()
         .flat_map(|(unit, content)| content.parts.iter().map(move |part| (unit, *part)))
         .peekable();
     for (index, op) in program.ops.iter().enumerate() {
-        let (Op::Linear { matrix, .. }
-        | Op::Experts { matrix, .. }
-        | Op::LinearHeads { matrix, .. }) = *op
-        else {
+        let (Op::Linear { matrix, .. } | Op::LinearHeads { matrix, .. }) = *op else {
+            if let Op::Experts { group } = *op {
+                flush(&mut steps, &mut pending, is_head);
+                steps.push(Step {
+                    unit: None,
+                    chooses: None,
+                    experts: Some(group),
+                    work: Vec::new(),
+                    is_head,
+                });
+                continue;
+            }
             if *op == Op::KeepLogitTokens {
                 flush(&mut steps, &mut pending, is_head);
                 is_head = true;
             }
             pending.push(Work::Op(index));
-            if let Op::Route { .. } = op
-                && let Some(step) = steps.last_mut()
-            {
-                step.work.append(&mut pending);
+            if *op == Op::Dispatch {
+                flush(&mut steps, &mut pending, is_head);
+                if let Some(step) = steps.last_mut() {
+                    step.chooses = Some(mixtures);
+                }
+                mixtures += 1;
             }
             continue;
         };
@@ -63,6 +81,8 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
                     flush(&mut steps, &mut pending, is_head);
                     steps.push(Step {
                         unit: Some(unit),
+                        chooses: None,
+                        experts: None,
                         work: Vec::new(),
                         is_head,
                     });
@@ -81,6 +101,8 @@ fn flush(steps: &mut Vec<Step>, pending: &mut Vec<Work>, is_head: bool) {
     if !pending.is_empty() {
         steps.push(Step {
             unit: None,
+            chooses: None,
+            experts: None,
             work: std::mem::take(pending),
             is_head,
         });

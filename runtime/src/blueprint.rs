@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use emel_kernels::Kernels;
+use emel_loader::expert_slots;
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Item, Plan, PlanInputs};
@@ -25,6 +26,7 @@ use emel_systemd::Memory;
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
+use crate::experts::demand::ExpertDemand;
 use crate::live_budget::NoticeListener;
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
 use crate::session::{Identity, SessionKind};
@@ -388,6 +390,7 @@ impl Blueprint {
             budget_bytes: self.plan.budget_bytes,
             items: self.plan.items.clone(),
             uses: &self.program.uses,
+            experts: &self.program.expert_uses,
             embedding: self.program.embedding,
             may_map: self.settings.io.may_map(),
             drive: Some(&curve),
@@ -515,6 +518,7 @@ impl Draft<'_> {
             budget_bytes: self.budget_bytes,
             items: self.items(shape),
             uses: &self.program.uses,
+            experts: &self.program.expert_uses,
             embedding: self.program.embedding,
             may_map: self.settings.io.may_map(),
             drive: self.settings.drive.as_ref(),
@@ -586,6 +590,12 @@ impl Draft<'_> {
             let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
             item("profile".to_owned(), bytes)
         });
+        let expert_uses = &self.program.expert_uses;
+        let expert_tables = (!expert_uses.is_empty()).then(|| {
+            let bytes =
+                expert_slots::table_bytes(expert_uses) + ExpertDemand::required_bytes(self.program);
+            item("expert tables".to_owned(), bytes)
+        });
         let mut items = vec![
             item(
                 "process".to_owned(),
@@ -617,6 +627,7 @@ impl Draft<'_> {
                 footprint.activation_bytes(self.program),
             ),
         ];
+        items.extend(expert_tables);
         items.extend(profile);
         items
     }

@@ -19,6 +19,7 @@ use emel_model::state::SequenceState;
 
 use crate::blueprint::Blueprint;
 use crate::error::Error;
+use crate::experts::demand::{ExpertDemand, ExpertStatistics};
 use crate::live_budget::LiveBudget;
 
 /// A model ready to compute.
@@ -27,6 +28,7 @@ pub struct Generator {
     files: Arc<OpenFiles>,
     forward: Forward,
     steps: Vec<Step>,
+    experts: ExpertDemand,
     /// The first row of the token embedding; the others follow.
     embedding: Extent,
     live_budget: Option<LiveBudget>,
@@ -82,6 +84,7 @@ impl Generator {
             files: Arc::clone(files),
             forward,
             steps: schedule(&blueprint.program, &plan.units),
+            experts: ExpertDemand::new(&blueprint.program, plan),
             embedding: Extent {
                 bytes: table.row_bytes(),
                 ..table.extent
@@ -176,6 +179,11 @@ impl Generator {
         self.compute
     }
 
+    /// What the experts have cost so far.
+    pub fn expert_statistics(&self) -> ExpertStatistics {
+        self.experts.statistics()
+    }
+
     /// The kernels' instruction set.
     pub fn kernels_name(&self) -> &'static str {
         self.forward.kernels_name()
@@ -201,6 +209,7 @@ impl Generator {
             weights,
             forward,
             steps,
+            experts,
             embedding,
             compute,
             trace,
@@ -236,6 +245,11 @@ impl Generator {
             if is_cancelled() {
                 return Err(PassEnd::Cancelled);
             }
+            if let Some(group) = step.experts {
+                let outcome = experts.run(group, weights, forward, &mut computed).await;
+                outcome.map_err(PassEnd::Failed)?;
+                continue;
+            }
             let mut run = |bytes: &[u8]| {
                 let started = Instant::now();
                 forward.run(&step.work, bytes);
@@ -247,6 +261,9 @@ impl Generator {
                     .await
                     .map_err(PassEnd::Failed)?,
                 None => run(&[]),
+            }
+            if let Some(group) = step.chooses {
+                experts.begin(group, weights, forward);
             }
         }
         forward.finish();

@@ -5,7 +5,8 @@
 //! what cannot overlap: the ring's slots run dry or full wherever units that stay and
 //! units that stream do not come in turns.
 
-use emel_loader::plan::{Plan, Residency};
+use emel_loader::expert_slots::EXPERT_PARTS;
+use emel_loader::plan::{ExpertSlotsPlan, Plan, Residency};
 
 use crate::blueprint::Blueprint;
 use crate::measurements::ComputeRates;
@@ -27,7 +28,7 @@ impl Prediction {
     pub fn new(blueprint: &Blueprint, rates: &ComputeRates) -> Option<Self> {
         let compute_seconds = compute_seconds(blueprint, rates)?;
         let rate = drive_bytes_per_second(blueprint)?;
-        let read_seconds = blueprint.plan.streamed_bytes() as f64 / rate;
+        let read_seconds = read_bytes(&blueprint.plan) as f64 / rate;
         Some(Self {
             tokens_per_second: 1.0 / token_seconds(read_seconds, compute_seconds),
             read_seconds,
@@ -36,13 +37,26 @@ impl Prediction {
     }
 }
 
-/// What the drive gives to a blueprint's ring, if it streams and the drive has been
-/// measured.
+/// What the drive gives to a blueprint's ring, or else to its slots for experts, if it
+/// streams and the drive has been measured.
 pub fn drive_bytes_per_second(blueprint: &Blueprint) -> Option<f64> {
     let plan = &blueprint.plan;
     let curve = blueprint.settings.drive.as_ref()?;
-    plan.streams()
-        .then(|| curve.bytes_per_second(mean_read_bytes(plan), plan.slots - 1))?
+    match &plan.expert_slots {
+        _ if plan.slots > 0 => curve.bytes_per_second(mean_read_bytes(plan), plan.slots - 1),
+        Some(experts) => {
+            let reads = experts.used * EXPERT_PARTS;
+            let of_layer = experts.bytes_per_token() / experts.layout.mixtures().max(1) as u64;
+            curve.bytes_per_second(of_layer / reads.max(1) as u64, reads)
+        }
+        None => None,
+    }
+}
+
+/// Bytes that a token reads; of experts, if all are as likely to be chosen.
+fn read_bytes(plan: &Plan) -> u64 {
+    let experts = plan.expert_slots.as_ref();
+    plan.streamed_bytes() + experts.map_or(0, ExpertSlotsPlan::expected_bytes_per_token)
 }
 
 /// The longer of the two, and the part of the other that does not hide behind it.
@@ -70,14 +84,15 @@ fn mean_read_bytes(plan: &Plan) -> u64 {
 /// Time in which the weights of a pass are gone through; of a mixture of experts, those
 /// of the experts that a token goes to.
 fn compute_seconds(blueprint: &Blueprint, rates: &ComputeRates) -> Option<f64> {
-    let hyperparameters = &blueprint.program.hyperparameters;
-    let experts = hyperparameters.experts.max(1) as f64;
-    let used = hyperparameters.experts_used.max(1) as f64 / experts;
+    let program = &blueprint.program;
+    let every_token = program.uses.iter().map(|weight| (weight.tensor, 1.0));
+    let experts = program.expert_uses.iter().flat_map(|mixture| {
+        let part = mixture.used as f64 / mixture.experts.max(1) as f64;
+        mixture.tensors.map(|tensor| (tensor, part))
+    });
     let mut seconds = 0.0;
-    for weight in &blueprint.program.uses {
-        let tensor = &blueprint.catalog.tensors()[weight.tensor];
-        // Experts lie one behind the other in a third dimension.
-        let part = if tensor.dims.len() > 2 { used } else { 1.0 };
+    for (tensor, part) in every_token.chain(experts) {
+        let tensor = &blueprint.catalog.tensors()[tensor];
         let rate = rates.of(tensor.tensor_type.name())?;
         seconds += part * tensor.extent.bytes as f64 / rate;
     }

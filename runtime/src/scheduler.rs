@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
+use emel_loader::plan::ExpertSlotsPlan;
 use emel_loader::reader::Backend;
 use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, WeightsError};
@@ -23,11 +24,12 @@ use crate::blueprint::{Blueprint, Io};
 use crate::budget::RamBudget;
 use crate::engine::Description;
 use crate::error::Error;
+use crate::experts::demand::ExpertStatistics;
 use crate::generator::{Generator, PassEnd};
 use crate::live_budget::{LiveBudget, POLL_INTERVAL};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
-use crate::usage::{Spent, Usage, milliseconds, rate};
+use crate::usage::{ExpertUsage, Spent, Usage, milliseconds, rate};
 
 /// Something for the engine's thread to do.
 pub(crate) enum Job {
@@ -242,6 +244,7 @@ struct FixedUsage {
     pinned_bytes: u64,
     ring_bytes: u64,
     slot_bytes: u64,
+    expert_slots: Option<ExpertSlotsPlan>,
     kv_bytes: u64,
     budget_bytes: u64,
     planned_bytes: u64,
@@ -265,6 +268,7 @@ impl FixedUsage {
             pinned_bytes: plan.pinned_bytes(),
             ring_bytes: plan.ring_bytes(),
             slot_bytes: plan.slot_bytes as u64,
+            expert_slots: plan.expert_slots.clone(),
             kv_bytes: blueprint.kv_bytes(),
             budget_bytes: plan.budget_bytes,
             planned_bytes: plan.total_bytes(),
@@ -555,6 +559,17 @@ impl Scheduler {
             given_back_bytes: fixed.pinned_bytes - self.generator.pinned_bytes(),
             ring_bytes: fixed.ring_bytes,
             slot_bytes: fixed.slot_bytes,
+            experts: fixed.expert_slots.as_ref().map(|planned| ExpertUsage {
+                slots: planned.slots,
+                slot_bytes: planned.layout.slot_bytes as u64,
+                of_experts: planned.layout.experts(),
+                hits: after_first.experts.hits,
+                misses: after_first.experts.misses,
+                missed_bytes_per_token: (after_first.experts.missed_bytes)
+                    .checked_div(counts.passes as u64)
+                    .unwrap_or(0),
+                wait_ms: milliseconds(total.experts.wait),
+            }),
             kv_bytes: fixed.kv_bytes,
             budget_bytes: fixed.budget_bytes,
             planned_bytes: fixed.planned_bytes,
@@ -608,6 +623,7 @@ struct Costs {
     wait: Duration,
     compute: Duration,
     sampling: Duration,
+    experts: ExpertStatistics,
 }
 
 /// What a stretch of time was spent on.
@@ -618,6 +634,7 @@ struct Reading {
     wait: Duration,
     compute: Duration,
     sampling: Duration,
+    experts: ExpertStatistics,
 }
 
 impl Costs {
@@ -629,6 +646,7 @@ impl Costs {
             wait: reading.wait,
             compute: scheduler.generator.compute(),
             sampling: scheduler.sampling,
+            experts: scheduler.generator.expert_statistics(),
         }
     }
 }
@@ -650,6 +668,7 @@ impl Meter {
             wait: now.wait - before.wait,
             compute: now.compute - before.compute,
             sampling: now.sampling - before.sampling,
+            experts: now.experts.since(&before.experts),
         }
     }
 }

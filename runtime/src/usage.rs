@@ -35,6 +35,8 @@ pub struct Usage {
     pub ring_bytes: u64,
     /// Bytes of one of these slots.
     pub slot_bytes: u64,
+    /// How experts fared; none where all of them are in memory for good.
+    pub experts: Option<ExpertUsage>,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,
     /// The budget everything was planned for.
@@ -81,6 +83,25 @@ pub struct Spent {
     pub sampling_ms: f64,
     /// The rest: submitting reads, handing tokens over, making their text.
     pub other_ms: f64,
+}
+
+/// The experts of a model that do not all fit in memory.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ExpertUsage {
+    /// Slots for experts.
+    pub slots: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// Experts of the model.
+    pub of_experts: usize,
+    /// Experts that were in memory when they were needed, after the first token.
+    pub hits: u64,
+    /// Experts that were not, after the first token.
+    pub misses: u64,
+    /// The bytes of these per token, without what alignment adds.
+    pub missed_bytes_per_token: u64,
+    /// Time that layers waited for them, in all.
+    pub wait_ms: f64,
 }
 
 /// Events per second; 0 for no time.

@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
+use emel_loader::expert_slots::ExpertBytes;
 use emel_loader::files::OpenFiles;
-use emel_loader::gguf::Catalog;
+use emel_loader::gguf::{Catalog, Extent};
 use emel_loader::unit::partition;
 use emel_model::arch;
 use emel_model::error::ModelError;
 use emel_model::forward::{Batch, Footprint, Forward};
 use emel_model::kv_cache::KvType;
+use emel_model::program::Program;
 use emel_model::schedule::schedule;
 
 /// How a pass is cut.
@@ -16,6 +18,8 @@ use emel_model::schedule::schedule;
 pub struct Cut {
     /// The largest unit, in bytes.
     pub unit_bytes: u64,
+    /// Experts that are computed together, the last ones first.
+    pub experts: usize,
     /// Tokens that go through together.
     pub chunk: usize,
     /// Threads that compute.
@@ -62,14 +66,38 @@ pub fn logits(model: &Path, cut: Cut, tokens: &[u32]) -> Result<Vec<Vec<f32>>, M
             forward.embed(index, &bytes[start..start + row_bytes]);
         }
         for step in &steps {
-            let unit = step.unit.map_or(0..0, |unit| {
-                let extent = units[unit].extent;
-                extent.offset as usize..(extent.offset + extent.bytes) as usize
-            });
-            forward.run(&step.work, &bytes[unit]);
+            if let Some(group) = step.experts {
+                let model = (&program, &catalog, bytes.as_slice());
+                run_experts(&mut forward, model, group, cut.experts);
+            }
+            let unit = step.unit.map(|unit| bytes_of(&bytes, units[unit].extent));
+            forward.run(&step.work, unit.unwrap_or_default());
         }
         forward.finish();
         rows.extend((0..tokens.len()).map(|index| forward.logits(index).to_vec()));
     }
     Ok(rows)
+}
+
+fn bytes_of(file: &[u8], extent: Extent) -> &[u8] {
+    &file[extent.offset as usize..(extent.offset + extent.bytes) as usize]
+}
+
+fn run_experts(
+    forward: &mut Forward,
+    (program, catalog, bytes): (&Program, &Catalog, &[u8]),
+    group: usize,
+    together: usize,
+) {
+    let weights = program.expert_uses[group];
+    let chosen: Vec<ExpertBytes<'_>> = (0..weights.experts)
+        .filter(|&expert| !forward.routing().rows_of_expert(expert).is_empty())
+        .map(|expert| ExpertBytes {
+            expert,
+            parts: [0, 1, 2].map(|part| bytes_of(bytes, weights.extent(catalog, part, expert))),
+        })
+        .collect();
+    for experts in chosen.rchunks(together) {
+        forward.run_experts(group, experts);
+    }
 }

@@ -62,6 +62,7 @@ impl Runs {
     fn run(&mut self, folder: &Path, model: &GgufWriter) {
         let cut = Cut {
             unit_bytes: 1 << 20,
+            experts: 16,
             chunk: 3,
             threads: 1,
             kv_type: KvType::Q8_0,
@@ -168,6 +169,7 @@ fn layers_that_differ_in_key_heads_are_normed_each_by_its_own_width() {
     let path = folder.path().join("model.gguf");
     let cut = Cut {
         unit_bytes: 1 << 20,
+        experts: 16,
         chunk: 3,
         threads: 1,
         kv_type: KvType::F16,

@@ -1,5 +1,5 @@
-//! How units cut the matrices never shows in the result: not through an expert, not at
-//! one row each, for any number of threads and tokens together.
+//! How units cut the matrices never shows in the result: not at one row each, for any
+//! number of threads, and of tokens and experts together.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
@@ -30,6 +30,7 @@ fn check(model: &Path) {
 fn check_with(model: &Path, kv_type: KvType) {
     let whole = Cut {
         unit_bytes: 1 << 30,
+        experts: 16,
         chunk: TOKENS,
         threads: 1,
         kv_type,
@@ -40,16 +41,17 @@ fn check_with(model: &Path, kv_type: KvType) {
             .iter()
             .all(|&bits| f32::from_bits(bits).is_finite())
     );
-    // Rows of 32 to 64 values: units of one row, of a few, of an expert and a half.
-    for (unit_bytes, chunk, threads) in [
-        (1, TOKENS, 2),
-        (1000, 7, 1),
-        (12_500, 1, 3),
-        (12_500, TOKENS, 2),
-        (1 << 30, 1, 2),
+    // Rows of 32 to 64 values: units of one row, of a few, of many.
+    for (unit_bytes, experts, chunk, threads) in [
+        (1, 1, TOKENS, 2),
+        (1000, 2, 7, 1),
+        (12_500, 3, 1, 3),
+        (12_500, 5, TOKENS, 2),
+        (1 << 30, 1, 1, 2),
     ] {
         let cut = Cut {
             unit_bytes,
+            experts,
             chunk,
             threads,
             kv_type,

@@ -64,6 +64,7 @@ impl Model {
                 budget_bytes,
                 items: Vec::new(),
                 uses: &self.uses,
+                experts: &[],
                 embedding: self.embedding,
                 may_map: false,
                 drive: None,

@@ -3,9 +3,10 @@
 
 use arrayvec::ArrayVec;
 use emel_kernels::{ActivationFormat, Matrix, OutputView, Product};
+use emel_loader::expert_slots::{EXPERT_PARTS, ExpertBytes};
 
-use super::Forward;
-use crate::program::{Buffer, MatrixShape};
+use super::{Forward, activate};
+use crate::program::{Buffer, ExpertGroup, MatrixShape};
 
 /// Products that share a fork and join. More experts than any model chooses for a token.
 pub(super) const PRODUCTS_MAX: usize = 32;
@@ -38,69 +39,127 @@ impl Forward {
         self.changed(Buffer::Routed);
     }
 
-    /// Some rows of a matrix of experts, from `first_row` on: each expert's against the
-    /// input's rows that chose it.
-    pub(super) fn multiply_experts(
+    /// Computes some experts of a mixture, in rising order, on the rows of the tokens that
+    /// go to them. Rows do not meet each other, so when an expert is computed, and with
+    /// which others, does not show in the result.
+    ///
+    /// # Panics
+    /// When the experts are out of order or too many, or have other bytes than their shape.
+    pub fn run_experts(&mut self, group: usize, experts: &[ExpertBytes<'_>]) {
+        let group = self.expert_groups[group];
+        self.expert_rows.clear();
+        for expert in experts {
+            let rows = self.routing.rows_of_expert(expert.expert);
+            self.expert_rows.extend(rows);
+        }
+        let [gate, up, _] = group.matrices;
+        let choices = self.routing.choices_per_token();
+        for buffer in [Buffer::Gate, Buffer::Up, Buffer::Gated] {
+            self.activations.set_width(buffer, choices * gate.rows);
+        }
+        self.quantise_rows(Buffer::Routed, [gate, up]);
+        self.multiply_experts(&group, &[0, 1], experts);
+        self.gate_experts(&group, experts);
+        self.quantise_rows(Buffer::Gated, [group.matrices[2]; 2]);
+        self.multiply_experts(&group, &[2], experts);
+        self.add_expert_biases(&group, 2, Buffer::Routed, experts);
+        self.quantised_of = None;
+    }
+
+    /// Sees to it that the rows at hand are there in the form that one of the matrices wants.
+    fn quantise_rows(&mut self, input: Buffer, matrices: [MatrixShape; 2]) {
+        let is_wanted = |matrix: MatrixShape| matrix.format.activations() == ActivationFormat::Q8;
+        if matrices.into_iter().any(is_wanted) {
+            let values = self.activations.all(input);
+            let columns = matrices[0].columns;
+            let rows = &self.expert_rows;
+            self.quantised
+                .quantise_tokens(&self.kernels, &self.pool, values, columns, rows);
+        }
+    }
+
+    /// The experts' products with some of their matrices, which have the same input.
+    fn multiply_experts(
         &mut self,
-        shape: &MatrixShape,
-        first_row: usize,
-        weights: &Matrix<'_>,
-        [input, output]: [Buffer; 2],
+        group: &ExpertGroup,
+        parts: &[usize],
+        experts: &[ExpertBytes<'_>],
     ) {
-        let (columns, expert_rows) = (shape.columns, shape.rows_per_expert());
-        self.activations
-            .set_width(output, shape.inputs_per_token * expert_rows);
-        let [values, mut out] = self.activations.several([input, output]);
-        // What of the output comes after the experts before.
-        let mut done = 0;
+        const OUTPUTS: [Buffer; EXPERT_PARTS] = [Buffer::Gate, Buffer::Up, Buffer::Routed];
+        let buffers = [Buffer::Routed, Buffer::Gated, Buffer::Gate, Buffer::Up];
+        let [routed, gated, gate, up] = self.activations.several(buffers);
         let mut products: ArrayVec<Product<'_>, PRODUCTS_MAX> = ArrayVec::new();
-        let end_row = first_row + weights.rows();
-        for expert in first_row / expert_rows..end_row.div_ceil(expert_rows) {
-            let inputs = self.routing.rows_of_expert(expert);
-            if inputs.is_empty() {
-                continue;
+        let (input, outputs): (&[f32], &mut [&mut [f32]]) = match OUTPUTS[parts[0]] {
+            Buffer::Routed => (gated, &mut [routed]),
+            _ => (routed, &mut [gate, up]),
+        };
+        for (&part, out) in parts.iter().zip(outputs) {
+            let shape = group.matrices[part];
+            let (rows, columns) = (shape.rows, shape.columns);
+            // What of the output comes after the experts before.
+            let (mut out, mut done) = (std::mem::take(out), 0);
+            for expert in experts {
+                let inputs = self.routing.rows_of_expert(expert.expert);
+                let (_, rest) = out.split_at_mut((inputs.start - done) * rows);
+                let (output, rest) = rest.split_at_mut(inputs.len() * rows);
+                (out, done) = (rest, inputs.end);
+                let activations = match shape.format.activations() {
+                    ActivationFormat::F32 => emel_kernels::Activations::F32 {
+                        values: &input[inputs.start * columns..inputs.end * columns],
+                        columns,
+                    },
+                    ActivationFormat::Q8 => {
+                        let rows = self.quantised.view().token_range(inputs.clone());
+                        emel_kernels::Activations::Q8(rows)
+                    }
+                };
+                products.push(Product {
+                    weights: Matrix::new(shape.format, rows, columns, expert.parts[part])
+                        .expect("an expert's bytes are the rows of a checked tensor"),
+                    activations,
+                    tokens: inputs.len(),
+                    output: OutputView::new(output, rows, 0),
+                });
             }
-            let start = first_row.max(expert * expert_rows);
-            let end = end_row.min((expert + 1) * expert_rows);
-            let (_, rest) = out.split_at_mut((inputs.start - done) * expert_rows);
-            let (outputs, rest) = rest.split_at_mut(inputs.len() * expert_rows);
-            (out, done) = (rest, inputs.end);
-            let activations = match shape.format.activations() {
-                ActivationFormat::F32 => emel_kernels::Activations::F32 {
-                    values: &values[inputs.start * columns..inputs.end * columns],
-                    columns,
-                },
-                ActivationFormat::Q8 => {
-                    let rows = self.quantised.view().token_range(inputs.clone());
-                    emel_kernels::Activations::Q8(rows)
-                }
-            };
-            if products.is_full() {
-                self.kernels.matmul_batch(&self.pool, &mut products);
-                products.clear();
-            }
-            products.push(Product {
-                weights: weights.row_range(start - first_row..end - first_row),
-                activations,
-                tokens: inputs.len(),
-                output: OutputView::new(outputs, expert_rows, start - expert * expert_rows),
-            });
         }
         self.kernels.matmul_batch(&self.pool, &mut products);
     }
 
-    /// Adds each expert's bias to its rows.
-    pub(super) fn add_expert_bias(&mut self, buffer: Buffer, weight: usize) {
-        let biases = &self.resident[weight];
-        let width = biases.len() / self.routing.experts();
+    /// gated = activation(gate) · up, after both have got their biases.
+    fn gate_experts(&mut self, group: &ExpertGroup, experts: &[ExpertBytes<'_>]) {
+        self.add_expert_biases(group, 0, Buffer::Gate, experts);
+        self.add_expert_biases(group, 1, Buffer::Up, experts);
+        let width = group.matrices[0].rows;
+        let buffers = [Buffer::Gate, Buffer::Up, Buffer::Gated];
+        let [gate, up, out] = self.activations.several(buffers);
+        for expert in experts {
+            let rows = self.routing.rows_of_expert(expert.expert);
+            let rows = rows.start * width..rows.end * width;
+            let (gate, up) = (&gate[rows.clone()], &up[rows.clone()]);
+            activate(&self.kernels, group.activation, gate, up, &mut out[rows]);
+        }
+    }
+
+    /// Adds each expert's bias, if the group has any, to its rows.
+    fn add_expert_biases(
+        &mut self,
+        group: &ExpertGroup,
+        part: usize,
+        buffer: Buffer,
+        experts: &[ExpertBytes<'_>],
+    ) {
+        let Some(weight) = group.biases[part] else {
+            return;
+        };
+        let width = group.matrices[part].rows;
         let values = self.activations.all_mut(buffer);
-        for (expert, bias) in biases.chunks_exact(width).enumerate() {
-            let rows = self.routing.rows_of_expert(expert);
+        for expert in experts {
+            let bias = &self.resident[weight][expert.expert * width..][..width];
+            let rows = self.routing.rows_of_expert(expert.expert);
             for row in values[rows.start * width..rows.end * width].chunks_exact_mut(width) {
                 self.kernels.add(row, bias);
             }
         }
-        self.changed(buffer);
     }
 
     /// Sums the answers of every token's experts, in the order in which it chose them.

@@ -43,6 +43,8 @@ impl<'a> ProgramBuilder<'a> {
                 ops: Vec::new(),
                 matrices: Vec::new(),
                 uses: Vec::new(),
+                expert_groups: Vec::new(),
+                expert_uses: Vec::new(),
                 resident: Vec::new(),
                 rotations: Vec::new(),
                 routers: Vec::new(),
@@ -419,7 +421,8 @@ impl<'a> ProgramBuilder<'a> {
         self.program.matrices.push(shape);
         self.program.uses.push(WeightUse {
             tensor,
-            layer: self.layer,
+            // No unit is needed on both sides of a mixture's experts.
+            layer: self.layer + self.program.expert_groups.len(),
             stage: self.stage,
         });
         self.program.matrices.len() - 1
@@ -483,8 +486,6 @@ pub(super) fn checked_shape(
         format: checked_format(tensor)?,
         rows,
         columns,
-        experts: 1,
-        inputs_per_token: 1,
     })
 }
 

@@ -1,5 +1,7 @@
 //! The mixture of experts as operations (Shazeer et al., 2017).
 
+use emel_loader::expert_slots::{EXPERT_PARTS, ExpertUse};
+
 use super::builder::{checked_format, find};
 use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder};
 use crate::error::ModelError;
@@ -19,6 +21,17 @@ pub struct Mixture {
     /// Groups of experts.
     pub groups: Option<ExpertGroups>,
     /// The activation function of an expert.
+    pub activation: Activation,
+}
+
+/// The experts of a mixture: gated feed-forward networks of one shape.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertGroup {
+    /// One expert's gate, up and down matrices.
+    pub matrices: [MatrixShape; EXPERT_PARTS],
+    /// Indices of the resident weights that are added to their products, `[experts, rows]`.
+    pub biases: [Option<usize>; EXPERT_PARTS],
+    /// The activation function of the gate.
     pub activation: Activation,
 }
 
@@ -112,23 +125,26 @@ impl ProgramBuilder<'_> {
             router: self.program.routers.len() - 1,
         });
 
-        self.widen(Buffer::Routed, used * width);
+        for (buffer, row) in [
+            (Buffer::Routed, width),
+            (Buffer::Gate, inner),
+            (Buffer::Up, inner),
+            (Buffer::Gated, inner),
+        ] {
+            self.widen(buffer, used * row);
+        }
         self.push(Op::Dispatch);
-        self.experts(&name("ffn_gate_exps"), inner, Buffer::Routed, Buffer::Gate)?;
-        self.experts(&name("ffn_up_exps"), inner, Buffer::Routed, Buffer::Up)?;
-        self.widen(Buffer::Gated, used * inner);
-        self.push(Op::Gated {
-            activation: mixture.activation,
-        });
-        self.experts(&name("ffn_down_exps"), width, Buffer::Gated, Buffer::Routed)?;
+        let group = self.program.expert_groups.len();
+        self.experts(block, mixture.activation)?;
+        self.push(Op::Experts { group });
         self.widen(Buffer::Branch, width);
         self.push(Op::Combine);
         Ok(())
     }
 
     /// Adds the experts of every token, `{block}.ffn_{gate,up,down}_shexp`, to the
-    /// branch: a gated feed-forward network `inner` wide, times
-    /// σ(`{block}.ffn_gate_inp_shexp` · x) where the file has that.
+    /// branch that a mixture has just been written to: a gated feed-forward network `inner`
+    /// wide, times σ(`{block}.ffn_gate_inp_shexp` · x) where the file has that.
     ///
     /// # Errors
     /// When a tensor is missing or of another size.
@@ -138,6 +154,10 @@ impl ProgramBuilder<'_> {
         inner: usize,
         activation: Activation,
     ) -> Result<(), ModelError> {
+        // They are computed while those that a token has chosen are read.
+        let chosen = self.program.ops.len() - 2;
+        let chosen = self.program.ops.split_off(chosen);
+        debug_assert!(matches!(chosen[..], [Op::Experts { .. }, Op::Combine]));
         let name = |part: &str| format!("{block}.{part}");
         let gate = name("ffn_gate_inp_shexp");
         let is_gated = self.has(&format!("{gate}.weight"));
@@ -152,23 +172,57 @@ impl ProgramBuilder<'_> {
                 gate: Buffer::SharedGate,
             });
         }
+        self.program.ops.extend(chosen);
         self.add(Buffer::Shared, Buffer::Branch);
         Ok(())
     }
 
-    /// `name.weight`, `[experts, rows, columns]`, and `name.bias` if the file has one.
-    fn experts(
-        &mut self,
-        name: &str,
-        rows: usize,
-        input: Buffer,
-        output: Buffer,
-    ) -> Result<(), ModelError> {
+    /// Declares the experts `{block}.ffn_{gate,up,down}_exps`, with biases where the file
+    /// has them.
+    fn experts(&mut self, block: &str, activation: Activation) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
         let (experts, used) = (shape.experts, shape.experts_used);
-        let columns = self.width(input) / used;
-        let weight = format!("{name}.weight");
-        let (index, tensor) = find(self.catalog, &weight)?;
+        let (width, inner) = (shape.width, shape.expert_feed_forward);
+        let mut tensors = [0; EXPERT_PARTS];
+        let mut biases = [None; EXPERT_PARTS];
+        let parts = [
+            ("ffn_gate_exps", inner, width),
+            ("ffn_up_exps", inner, width),
+            ("ffn_down_exps", width, inner),
+        ];
+        let mut matrices = Vec::with_capacity(EXPERT_PARTS);
+        for (part, (name, rows, columns)) in parts.into_iter().enumerate() {
+            let (tensor, matrix) =
+                self.experts_matrix(&format!("{block}.{name}.weight"), rows, columns)?;
+            tensors[part] = tensor;
+            matrices.push(matrix);
+            let bias = format!("{block}.{name}.bias");
+            if self.has(&bias) {
+                biases[part] = Some(self.resident_rows(&bias, rows, experts)?);
+            }
+        }
+        self.program.expert_groups.push(ExpertGroup {
+            matrices: [matrices[0], matrices[1], matrices[2]],
+            biases,
+            activation,
+        });
+        self.program.expert_uses.push(ExpertUse {
+            tensors,
+            experts,
+            used,
+        });
+        Ok(())
+    }
+
+    /// A tensor `[experts, rows, columns]`, and the matrix of one of its experts.
+    fn experts_matrix(
+        &self,
+        name: &str,
+        rows: usize,
+        columns: usize,
+    ) -> Result<(usize, MatrixShape), ModelError> {
+        let experts = self.program.hyperparameters.experts;
+        let (index, tensor) = find(self.catalog, name)?;
         let expected = [columns, rows, experts].map(|size| size as u64);
         if tensor.dims != expected {
             let text = |dims: &[u64]| {
@@ -176,33 +230,16 @@ impl ProgramBuilder<'_> {
                 sizes.join(" × ")
             };
             return Err(ModelError::Shape {
-                name: weight,
+                name: name.to_owned(),
                 found: text(&tensor.dims),
                 expected: text(&expected),
             });
         }
         let matrix = MatrixShape {
             format: checked_format(tensor)?,
-            rows: rows * experts,
+            rows,
             columns,
-            experts,
-            inputs_per_token: used,
         };
-        self.widen(output, used * rows);
-        let matrix = self.declare(index, matrix);
-        self.push(Op::Experts {
-            matrix,
-            input,
-            output,
-        });
-        let bias = format!("{name}.bias");
-        if self.has(&bias) {
-            let weight = self.resident_rows(&bias, rows, experts)?;
-            self.push(Op::ExpertBias {
-                buffer: output,
-                weight,
-            });
-        }
-        Ok(())
+        Ok((index, matrix))
     }
 }

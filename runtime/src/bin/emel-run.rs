@@ -256,18 +256,34 @@ fn print_statistics(usage: &Usage) {
         if usage.direct_io { "" } else { "not " },
         if usage.registered_buffers { "" } else { "no " },
     ));
+    if let Some(experts) = &usage.experts {
+        cli::tell(&format!(
+            "experts: {} of {} in memory, {} hits, {} misses ({} per token), {:.0} ms waiting for them",
+            experts.slots,
+            experts.of_experts,
+            experts.hits,
+            experts.misses,
+            size(experts.missed_bytes_per_token),
+            experts.wait_ms,
+        ));
+    }
     tell_times("time:    ", &usage.spent);
     tell_times("decode:  ", &usage.decode);
     cli::tell(&format!(
         "kernels: {}, {} threads",
         usage.kernels, usage.threads
     ));
+    let expert_bytes = usage
+        .experts
+        .as_ref()
+        .map_or(0, |experts| experts.slots as u64 * experts.slot_bytes);
     cli::tell(&format!(
-        "memory:  budget {}, planned {} (pinned {}, ring {}, KV {}), given back {}, peak {}",
+        "memory:  budget {}, planned {} (pinned {}, ring {}, experts {}, KV {}), given back {}, peak {}",
         size(usage.budget_bytes),
         size(usage.planned_bytes),
         size(usage.pinned_bytes),
         size(usage.ring_bytes),
+        size(expert_bytes),
         size(usage.kv_bytes),
         size(usage.given_back_bytes),
         size(usage.peak_memory_bytes),

@@ -150,10 +150,22 @@ struct PlanReport {
     mapped: bool,
     ring_slots: usize,
     ring_slot_bytes: usize,
-    /// What the drive gives to this ring, if it has been measured.
+    /// What the drive gives to this plan, if it has been measured.
     drive_bytes_per_second: Option<f64>,
     /// If the kernels have been measured too.
     predicted_tokens_per_second: Option<f64>,
+    experts: Option<PlanExperts>,
+}
+
+#[derive(Serialize)]
+struct PlanExperts {
+    slots: usize,
+    slot_bytes: usize,
+    of_experts: usize,
+    /// Of the experts that a token goes to, in memory or not.
+    bytes_per_token: u64,
+    /// What of that is read if all experts are as likely to be chosen.
+    expected_bytes_per_token: u64,
 }
 
 #[derive(Serialize)]
@@ -180,24 +192,35 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
         writeln!(output, "{:>21}  {}", size(item.bytes), item.name)?;
     }
     writeln!(output, "planned   {:>11}", size(report.planned_bytes))?;
-    if report.streamed_bytes_per_pass == 0 {
-        writeln!(output, "the model fits: nothing is read per token")?;
-    } else {
-        let read = size(report.streamed_bytes_per_pass);
-        writeln!(
+    let streamed = report.streamed_bytes_per_pass;
+    match &report.experts {
+        None if streamed == 0 => writeln!(output, "the model fits: nothing is read per token")?,
+        None => writeln!(
             output,
-            "read      {read:>11}  per token: {}",
-            speed(&report)
-        )?;
+            "read      {:>11}  per token: {}",
+            size(streamed),
+            speed(&report, streamed)
+        )?,
+        Some(experts) => {
+            let expected = streamed + experts.expected_bytes_per_token;
+            writeln!(
+                output,
+                "read      {:>11}  per token if all experts are as likely, {} at most and less if \
+                 some are chosen often: {}",
+                size(expected),
+                size(streamed + experts.bytes_per_token),
+                speed(&report, expected)
+            )?;
+        }
     }
     cli::print(&output)?;
     Ok(())
 }
 
 /// What the bytes that are read for each token allow.
-fn speed(report: &PlanReport) -> String {
+fn speed(report: &PlanReport, bytes: u64) -> String {
     let gibibyte = f64::from(1 << 30);
-    let allows = |rate: f64| rate / report.streamed_bytes_per_pass as f64;
+    let allows = |rate: f64| rate / bytes as f64;
     match (
         report.drive_bytes_per_second,
         report.predicted_tokens_per_second,
@@ -234,11 +257,24 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
     let ring = format!("ring ({} slots of {slot_size})", plan.slots);
     add(ring, plan.ring_bytes());
     add(format!("embedding rows ({ROW_SLOTS})"), plan.row_bytes());
+    if let Some(experts) = &plan.expert_slots {
+        let name = format!(
+            "experts ({} slots of {}, for {})",
+            experts.slots,
+            in_binary_units(experts.layout.slot_bytes as u64),
+            experts.layout.experts()
+        );
+        add(name, experts.bytes());
+    }
     if plan.is_mapped {
         add("weights, mapped".to_owned(), plan.file_bytes);
     } else {
-        let all: u64 = plan.units.iter().map(held_bytes).sum();
-        let name = format!("weights, pinned of {}", in_binary_units(all));
+        let units: u64 = plan.units.iter().map(held_bytes).sum();
+        let all = in_binary_units(units.max(plan.pinned_bytes()));
+        let name = match plan.expert_slots {
+            Some(_) => format!("weights but experts, pinned of {all}"),
+            None => format!("weights, pinned of {all}"),
+        };
         add(name, plan.pinned_bytes());
     }
     let rates = drive::kept_rates(blueprint.settings.threads);
@@ -258,6 +294,13 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         predicted_tokens_per_second: rates
             .and_then(|rates| Prediction::new(blueprint, &rates))
             .map(|prediction| prediction.tokens_per_second),
+        experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
+            slots: experts.slots,
+            slot_bytes: experts.layout.slot_bytes,
+            of_experts: experts.layout.experts(),
+            bytes_per_token: experts.bytes_per_token(),
+            expected_bytes_per_token: experts.expected_bytes_per_token(),
+        }),
     }
 }
 

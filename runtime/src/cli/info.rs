@@ -109,6 +109,8 @@ struct PlanInfo {
     mapped: bool,
     pinned_bytes: u64,
     streamed_bytes_per_pass: u64,
+    /// Experts that fit, and all of them, where they are not the same.
+    experts_of: Option<(usize, usize)>,
 }
 
 /// Prints what there is to know. A model that cannot be run is told as such, and is no
@@ -260,6 +262,10 @@ impl PlanInfo {
             mapped: plan.is_mapped,
             pinned_bytes: plan.pinned_bytes(),
             streamed_bytes_per_pass: plan.streamed_bytes(),
+            experts_of: plan
+                .expert_slots
+                .as_ref()
+                .map(|experts| (experts.slots, experts.layout.experts())),
         }
     }
 
@@ -267,6 +273,12 @@ impl PlanInfo {
         let size = in_binary_units;
         let weights = match (self.mapped, self.streamed_bytes_per_pass) {
             (true, _) => "all weights stay, nothing streams".to_owned(),
+            (false, 0) if self.experts_of.is_some() => {
+                format!(
+                    "all {} of weights but experts stay",
+                    size(self.pinned_bytes)
+                )
+            }
             (false, 0) => format!("all {} of weights stay", size(self.pinned_bytes)),
             (false, streamed) => format!(
                 "{} of weights stay, {} stream for each token",
@@ -274,8 +286,11 @@ impl PlanInfo {
                 size(streamed)
             ),
         };
+        let experts = self.experts_of.map_or(String::new(), |(slots, all)| {
+            format!(", and {slots} of {all} experts at a time")
+        });
         format!(
-            "in a budget of {}: {weights}; KV cache of {} for {} tokens",
+            "in a budget of {}: {weights}{experts}; KV cache of {} for {} tokens",
             size(self.budget_bytes),
             size(self.kv_bytes),
             self.context
