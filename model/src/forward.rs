@@ -24,8 +24,10 @@ use crate::activations::Activations;
 use crate::kv_cache::KvType;
 use crate::program::{Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation};
 use crate::routing::{Router, Routing};
+use crate::routing_log::RoutingLog;
 use crate::schedule::Work;
 use crate::state::SequenceState;
+use experts::LoggedRouting;
 
 /// Why a forward pass cannot be made ready.
 #[derive(Debug, thiserror::Error)]
@@ -91,10 +93,23 @@ impl Footprint {
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
         let (experts, used) = program.routing_max();
         let routing = Routing::required_bytes(self.chunk, experts, used);
+        let logged = program.logged_guesses.map_or(0, |guesses| {
+            let layers = program.routers.len();
+            RoutingLog::required_bytes(self.chunk, layers, [used, guesses])
+                .saturating_add(Routing::required_bytes(self.chunk, experts, guesses))
+        });
         let positions = (2 * size_of::<usize>()).saturating_mul(self.chunk);
-        [floats_bytes, turns, quantised, scores, routing, positions]
-            .into_iter()
-            .fold(0, usize::saturating_add) as u64
+        [
+            floats_bytes,
+            turns,
+            quantised,
+            scores,
+            routing,
+            logged,
+            positions,
+        ]
+        .into_iter()
+        .fold(0, usize::saturating_add) as u64
     }
 
     fn tokens_in(&self, buffer: usize) -> usize {
@@ -131,6 +146,7 @@ pub struct Forward {
     rotations: Vec<(Rotation, RopeFrequencies, RopeTable)>,
     routers: Vec<Router>,
     routing: Routing,
+    logged: Option<LoggedRouting>,
     state: SequenceState,
     scratch: AttentionScratch,
     activations: Activations,
@@ -178,6 +194,9 @@ impl Forward {
             rotations,
             routers: program.routers.clone(),
             routing: Routing::new(footprint.chunk, experts, used),
+            logged: program
+                .logged_guesses
+                .map(|guesses| LoggedRouting::new(program, footprint.chunk, guesses)),
             state: SequenceState::new(
                 &program.states,
                 footprint.context,
@@ -229,6 +248,9 @@ impl Forward {
         self.activations.tokens = count;
         self.logit_tokens = batch.logit_tokens;
         self.quantised_of = None;
+        if let Some(logged) = &mut self.logged {
+            logged.log.begin(count);
+        }
         for (_, frequencies, table) in &mut self.rotations {
             table.fill(frequencies, &self.positions);
         }
@@ -265,6 +287,11 @@ impl Forward {
     /// Where the tokens of the batch go in the mixture of experts that was routed last.
     pub fn routing(&self) -> &Routing {
         &self.routing
+    }
+
+    /// The routing of the last pass, if the program logs it.
+    pub fn routing_log(&self) -> Option<&RoutingLog> {
+        self.logged.as_ref().map(|logged| &logged.log)
     }
 
     fn multiply(&mut self, op: usize, part: Part, bytes: &[u8]) {
@@ -381,6 +408,7 @@ impl Forward {
                 self.changed(buffer);
             }
             Op::Route { router } => self.route(router),
+            Op::LookAhead { router } => self.look_ahead(router),
             Op::Dispatch => self.dispatch(),
             Op::ExpertBias { buffer, weight } => self.add_expert_bias(buffer, weight),
             Op::Combine => self.combine(),

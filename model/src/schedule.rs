@@ -49,7 +49,7 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
                 is_head = true;
             }
             pending.push(Work::Op(index));
-            if let Op::Route { .. } = op
+            if let Op::Route { .. } | Op::LookAhead { .. } = op
                 && let Some(step) = steps.last_mut()
             {
                 step.work.append(&mut pending);
