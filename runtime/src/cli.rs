@@ -3,8 +3,10 @@
 pub mod conversation;
 pub mod info;
 pub mod render;
+pub mod replay;
 pub mod sampling;
 pub mod template;
+pub mod trace;
 
 use std::ffi::OsString;
 use std::fs::File;

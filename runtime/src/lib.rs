@@ -25,6 +25,7 @@ mod engine;
 mod error;
 pub mod experts;
 pub mod generator;
+mod hashing;
 mod request;
 mod scheduler;
 mod session;

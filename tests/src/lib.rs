@@ -5,4 +5,5 @@
 pub mod fixtures;
 pub mod forward;
 pub mod gguf_writer;
+pub mod routing;
 pub mod run;

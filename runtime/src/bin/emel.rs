@@ -13,6 +13,8 @@ use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::info::{self, InfoOptions};
 use emel::cli::render::{self, RenderOptions};
+use emel::cli::replay::{self, ReplayOptions};
+use emel::cli::trace::{self, TraceOptions};
 use emel::cli::{self, ModelOptions, TextSource};
 use emel::{Prompt, SamplerOptions};
 use emel_loader::gguf::Catalog;
@@ -41,6 +43,10 @@ enum Command {
     Render(RenderOptions),
     /// Score a text: log-probabilities of its tokens under the model
     Eval(EvalOptions),
+    /// Write which experts each token of a text goes to
+    Trace(TraceOptions),
+    /// Score what an expert cache would hit on a trace
+    Replay(ReplayOptions),
 }
 
 #[derive(Debug, Args)]
@@ -127,6 +133,8 @@ fn main() -> ExitCode {
             Command::Tokenize(options) => tokenize(&options),
             Command::Render(options) => render::run(&options),
             Command::Eval(options) => eval(options).await,
+            Command::Trace(options) => trace::run(&options).await,
+            Command::Replay(options) => replay::run(&options),
         }
     })
 }
