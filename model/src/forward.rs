@@ -26,8 +26,10 @@ use crate::program::{
     Activation, BUFFERS, Buffer, ExpertGroup, MatrixShape, Op, Program, Rotation,
 };
 use crate::routing::{Router, Routing};
+use crate::routing_log::RoutingLog;
 use crate::schedule::Work;
 use crate::state::SequenceState;
+use experts::LoggedRouting;
 
 /// Why a forward pass cannot be made ready.
 #[derive(Debug, thiserror::Error)]
@@ -93,11 +95,24 @@ impl Footprint {
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
         let (experts, used) = program.routing_max();
         let routing = Routing::required_bytes(self.chunk, experts, used);
+        let logged = program.logged_guesses.map_or(0, |guesses| {
+            let layers = program.routers.len();
+            RoutingLog::required_bytes(self.chunk, layers, [used, guesses])
+                .saturating_add(Routing::required_bytes(self.chunk, experts, guesses))
+        });
         // Two for each token, and one for each of its experts.
         let positions = (2 + used).saturating_mul(self.chunk * size_of::<usize>());
-        [floats_bytes, turns, quantised, scores, routing, positions]
-            .into_iter()
-            .fold(0, usize::saturating_add) as u64
+        [
+            floats_bytes,
+            turns,
+            quantised,
+            scores,
+            routing,
+            logged,
+            positions,
+        ]
+        .into_iter()
+        .fold(0, usize::saturating_add) as u64
     }
 
     fn tokens_in(&self, buffer: usize) -> usize {
@@ -137,6 +152,7 @@ pub struct Forward {
     expert_groups: Vec<ExpertGroup>,
     /// The rows of the experts being computed.
     expert_rows: Vec<usize>,
+    logged: Option<LoggedRouting>,
     state: SequenceState,
     scratch: AttentionScratch,
     activations: Activations,
@@ -186,6 +202,9 @@ impl Forward {
             routing: Routing::new(footprint.chunk, experts, used),
             expert_groups: program.expert_groups.clone(),
             expert_rows: Vec::with_capacity(footprint.chunk * used),
+            logged: program
+                .logged_guesses
+                .map(|guesses| LoggedRouting::new(program, footprint.chunk, guesses)),
             state: SequenceState::new(
                 &program.states,
                 footprint.context,
@@ -237,6 +256,9 @@ impl Forward {
         self.activations.tokens = count;
         self.logit_tokens = batch.logit_tokens;
         self.quantised_of = None;
+        if let Some(logged) = &mut self.logged {
+            logged.log.begin(count);
+        }
         for (_, frequencies, table) in &mut self.rotations {
             table.fill(frequencies, &self.positions);
         }
@@ -273,6 +295,11 @@ impl Forward {
     /// Where the tokens of the batch go in the mixture of experts that was routed last.
     pub fn routing(&self) -> &Routing {
         &self.routing
+    }
+
+    /// The routing of the last pass, if the program logs it.
+    pub fn routing_log(&self) -> Option<&RoutingLog> {
+        self.logged.as_ref().map(|logged| &logged.log)
     }
 
     fn multiply(&mut self, op: usize, part: Part, bytes: &[u8]) {
@@ -381,6 +408,7 @@ impl Forward {
                 self.changed(buffer);
             }
             Op::Route { router } => self.route(router),
+            Op::LookAhead { router } => self.look_ahead(router),
             Op::Dispatch => self.dispatch(),
             Op::Combine => self.combine(),
             Op::NormColumns { buffer, weight } => self.norm_columns(buffer, weight),

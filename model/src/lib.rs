@@ -13,6 +13,7 @@ pub mod keys;
 pub mod kv_cache;
 pub mod program;
 pub mod routing;
+pub mod routing_log;
 pub mod sampler;
 pub mod schedule;
 pub mod state;

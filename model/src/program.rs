@@ -9,6 +9,7 @@ mod builder;
 mod experts;
 mod heads;
 mod latent;
+mod look_ahead;
 mod recurrent;
 
 use emel_kernels::{
@@ -51,6 +52,10 @@ pub enum Buffer {
     Gated,
     /// A score for each expert.
     RouterLogits,
+    /// The residual stream behind the norm of the next router.
+    AheadNormed,
+    /// A score for each expert of the next mixture.
+    AheadLogits,
     /// A row for each expert that a token has chosen, in the order of the experts.
     Routed,
     /// What the experts of every token contribute.
@@ -188,6 +193,11 @@ pub enum Op {
     },
     /// Chooses the experts of every token from the router's logits.
     Route {
+        /// Index among [`Program::routers`].
+        router: usize,
+    },
+    /// Guesses the experts that a router will choose, from its logits ahead of time.
+    LookAhead {
         /// Index among [`Program::routers`].
         router: usize,
     },
@@ -370,6 +380,9 @@ pub struct Program {
     pub rotations: Vec<Rotation>,
     /// The routers in use.
     pub routers: Vec<Router>,
+    /// Experts of the next mixture that are guessed for each token, if the routing is
+    /// logged.
+    pub logged_guesses: Option<usize>,
     /// What a sequence keeps, layer by layer.
     pub states: Vec<StateShape>,
     /// Greatest width of each [`Buffer`], 0 for one that is not used.

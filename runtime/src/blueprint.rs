@@ -104,6 +104,9 @@ pub struct Settings {
     pub all_logits: bool,
     /// Whether reads, waits and computing are recorded, in [`Blueprint::trace`].
     pub profile: bool,
+    /// Whether routing will be asked for, as a trace does, and how many experts of the
+    /// next mixture are to be guessed for each token.
+    pub logged_guesses: Option<usize>,
 }
 
 impl Default for Settings {
@@ -118,6 +121,7 @@ impl Default for Settings {
             sampler: None,
             all_logits: false,
             profile: false,
+            logged_guesses: None,
         }
     }
 }
@@ -210,7 +214,15 @@ impl Contents {
         Kernels::from_environment().map_err(ForwardError::from)?;
         let mut catalog = Catalog::open(path)?;
         let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
-        let program = arch::program(&catalog).map_err(|source| Error::model(path, source))?;
+        let mut program = arch::program(&catalog).map_err(|source| Error::model(path, source))?;
+        if let Some(guesses) = settings.logged_guesses {
+            if program.routers.is_empty() {
+                return Err(Error::NoExperts {
+                    path: path.to_owned(),
+                });
+            }
+            program.log_routing(guesses);
+        }
         let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
             Error::Tokenizer {
                 path: path.to_owned(),
@@ -375,6 +387,18 @@ impl Blueprint {
             kind.check(path, self.context)
         };
         check().map_err(|source| Error::session(path, source))
+    }
+
+    /// Tells the model from others: a hash of what its header says, and of samples of its
+    /// weights.
+    ///
+    /// # Errors
+    /// When its files cannot be read.
+    pub fn identity(&self) -> Result<u64, Error> {
+        let paths = self.catalog.files().iter().map(|file| file.path.as_path());
+        let files = Arc::new(OpenFiles::open(paths, false)?);
+        let vocabulary = self.tokenizer.vocabulary_size();
+        Ok(Identity::new(&self.catalog, vocabulary, files).get()?)
     }
 
     /// As [`Program::long_factors`], for the context that the forward pass rotates by.

@@ -7,8 +7,10 @@ pub mod info;
 pub mod interrupt;
 pub mod profile;
 pub mod render;
+pub mod replay;
 pub mod sampling;
 pub mod template;
+pub mod trace;
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -12,6 +12,7 @@ use emel_loader::reader::Backend;
 #[cfg(feature = "chat")]
 use emel_model::chat::ChatTemplates;
 use emel_model::kv_cache::KvType;
+use emel_model::routing_log::RoutingLog;
 use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
@@ -20,7 +21,7 @@ use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::RamBudget;
 use crate::error::Error;
 use crate::request::{Prompt, PromptLimits, Request, TextLimit, check_biases};
-use crate::scheduler::{self, Evaluation, Generation, Job, SessionJob, SessionTask};
+use crate::scheduler::{self, Evaluation, Generation, Job, SessionJob, SessionTask, Tracing};
 use crate::stream::TokenStream;
 
 /// Requests that may wait for their turn before [`Engine::generate`] waits itself.
@@ -143,6 +144,28 @@ impl Engine {
         self.submit(Job::Evaluate(Evaluation {
             ids,
             on_logits: Box::new(on_logits),
+            finished,
+        }))
+        .await?;
+        outcome.await.map_err(|_| Error::Stopped)?
+    }
+
+    /// Computes `ids` as a context of their own and hands the routing of every pass to
+    /// `on_routing`, with the position of its first token and how many it has. Nothing is
+    /// handed over by an engine opened without [`Settings::logged_guesses`].
+    ///
+    /// # Errors
+    /// When `ids` is empty, too long or not of this vocabulary, or a read fails.
+    pub async fn trace(
+        &self,
+        ids: Vec<u32>,
+        on_routing: impl FnMut(usize, usize, &RoutingLog) + Send + 'static,
+    ) -> Result<(), Error> {
+        let ids = self.prompt_ids(Prompt::Tokens(ids))?;
+        let (finished, outcome) = oneshot::channel();
+        self.submit(Job::Trace(Tracing {
+            ids,
+            on_routing: Box::new(on_routing),
             finished,
         }))
         .await?;

@@ -40,6 +40,15 @@ pub enum Error {
         /// What is wrong with it.
         source: TokenizerError,
     },
+    /// Routing was asked for of a model that has no experts.
+    #[error(
+        "{}: every token goes through all of the weights, expected a model with a mixture of experts; choose another model",
+        path.display()
+    )]
+    NoExperts {
+        /// The model's file.
+        path: PathBuf,
+    },
     /// The budget is no size, or the machine's memory cannot be read.
     #[error(transparent)]
     Budget(#[from] BudgetError),

@@ -14,6 +14,7 @@ use emel_loader::reader::{Backend, ReadError};
 use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, ReadStatistics, Weights};
 use emel_model::forward::{Batch, Forward};
+use emel_model::routing_log::RoutingLog;
 use emel_model::schedule::{Step, schedule};
 use emel_model::state::SequenceState;
 
@@ -157,6 +158,11 @@ impl Generator {
     /// The logits of the `index`th token of the last batch whose logits were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
         self.forward.logits(index)
+    }
+
+    /// The routing of the last pass, if the program logs it.
+    pub fn routing_log(&self) -> Option<&RoutingLog> {
+        self.forward.routing_log()
     }
 
     /// What the sequence so far has left behind.

@@ -26,6 +26,7 @@ mod engine;
 mod error;
 pub mod experts;
 pub mod generator;
+mod hashing;
 mod live_budget;
 pub mod measurements;
 pub mod prediction;

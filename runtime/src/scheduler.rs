@@ -14,6 +14,7 @@ use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
+use emel_model::routing_log::RoutingLog;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions, Stage};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
 use emel_systemd::{Cgroup, Memory, MemoryWatch};
@@ -35,6 +36,7 @@ use crate::usage::{ExpertUsage, Spent, Usage, milliseconds, rate};
 pub(crate) enum Job {
     Generate(Generation),
     Evaluate(Evaluation),
+    Trace(Tracing),
     Session(SessionJob),
 }
 
@@ -54,6 +56,16 @@ pub(crate) type OnLogits = Box<dyn FnMut(usize, &[f32]) + Send>;
 pub(crate) struct Evaluation {
     pub(crate) ids: Vec<u32>,
     pub(crate) on_logits: OnLogits,
+    pub(crate) finished: oneshot::Sender<Result<(), Error>>,
+}
+
+/// Takes the position of a pass's first token, how many tokens it had, and their routing.
+pub(crate) type OnRouting = Box<dyn FnMut(usize, usize, &RoutingLog) + Send>;
+
+/// Checked ids whose routing is wanted.
+pub(crate) struct Tracing {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) on_routing: OnRouting,
     pub(crate) finished: oneshot::Sender<Result<(), Error>>,
 }
 
@@ -333,6 +345,7 @@ impl Scheduler {
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
                 Job::Evaluate(evaluation) => self.evaluate(evaluation).await,
+                Job::Trace(tracing) => self.trace(tracing).await,
                 Job::Session(job) => {
                     let outcome = self
                         .session(&job.path, job.task)
@@ -532,6 +545,38 @@ impl Scheduler {
         }
         // The caller's own state ends before it is told.
         drop(on_logits);
+        let _ = finished.send(outcome);
+    }
+
+    async fn trace(&mut self, tracing: Tracing) {
+        let Tracing {
+            ids,
+            mut on_routing,
+            finished,
+        } = tracing;
+        self.generator.state_mut().clear();
+        let mut position = 0;
+        let mut outcome = Ok(());
+        for tokens in ids.chunks(self.chunk) {
+            let batch = Batch {
+                tokens,
+                position,
+                logit_tokens: 0,
+            };
+            let is_cancelled = || finished.is_closed();
+            if let Err(end) = self.generator.pass(batch, Pass::Body, &is_cancelled).await {
+                outcome = Err(match end {
+                    PassEnd::Failed(error) => error.into(),
+                    PassEnd::Cancelled => Error::Stopped,
+                });
+                break;
+            }
+            if let Some(log) = self.generator.routing_log() {
+                on_routing(position, tokens.len(), log);
+            }
+            position += tokens.len();
+        }
+        drop(on_routing);
         let _ = finished.send(outcome);
     }
 

@@ -29,6 +29,8 @@ use emel_model::state::{SequenceState, StateError};
 use tempfile::NamedTempFile;
 use twox_hash::XxHash64;
 
+use crate::hashing::Hashing;
+
 const MAGIC: [u8; 8] = *b"EMELSESS";
 /// Changes whenever what follows it is laid out or computed otherwise.
 const VERSION: u32 = 2;
@@ -416,7 +418,8 @@ fn end_of_links(path: &Path) -> Result<PathBuf, SessionError> {
     Err(SessionError::Read(io::Error::other(message)))
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder that a path is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -429,7 +432,7 @@ fn file_beside(path: &Path) -> Result<NamedTempFile, SessionError> {
 }
 
 /// Makes a new name in the folder of `path` outlast a loss of power.
-fn sync_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     // A folder may take files and not be readable, and some filesystems sync no folders.
     let Ok(folder) = File::open(folder_of(path)) else {
         return Ok(());
@@ -489,41 +492,6 @@ fn foreign_if_short(error: SessionError) -> SessionError {
     match error {
         SessionError::Damaged => SessionError::Foreign,
         other => other,
-    }
-}
-
-/// Hashes what passes through.
-struct Hashing<T> {
-    inner: T,
-    hasher: XxHash64,
-}
-
-impl<T> Hashing<T> {
-    fn new(inner: T) -> Self {
-        Self {
-            inner,
-            hasher: XxHash64::with_seed(0),
-        }
-    }
-}
-
-impl<T: Read> Read for Hashing<T> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(bytes)?;
-        self.hasher.write(&bytes[..count]);
-        Ok(count)
-    }
-}
-
-impl<T: Write> Write for Hashing<T> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.inner.write(bytes)?;
-        self.hasher.write(&bytes[..count]);
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
     }
 }
 

@@ -6,4 +6,5 @@ pub mod faults;
 pub mod fixtures;
 pub mod forward;
 pub mod gguf_writer;
+pub mod routing;
 pub mod run;

@@ -6,10 +6,30 @@ use emel_kernels::{ActivationFormat, Matrix, OutputView, Product};
 use emel_loader::expert_slots::{EXPERT_PARTS, ExpertBytes};
 
 use super::{Forward, activate};
-use crate::program::{Buffer, ExpertGroup, MatrixShape};
+use crate::program::{Buffer, ExpertGroup, MatrixShape, Program};
+use crate::routing::{Router, Routing};
+use crate::routing_log::RoutingLog;
 
 /// Products that share a fork and join. More experts than any model chooses for a token.
 pub(super) const PRODUCTS_MAX: usize = 32;
+
+/// The routing of a pass, and what the next mixture's was guessed to be.
+pub(super) struct LoggedRouting {
+    pub(super) log: RoutingLog,
+    ahead: Routing,
+    guesses: usize,
+}
+
+impl LoggedRouting {
+    pub(super) fn new(program: &Program, tokens: usize, guesses: usize) -> Self {
+        let (experts, used) = program.routing_max();
+        Self {
+            log: RoutingLog::new(tokens, program.routers.len(), [used, guesses]),
+            ahead: Routing::new(tokens, experts, guesses),
+            guesses,
+        }
+    }
+}
 
 impl Forward {
     /// Chooses the experts of every token.
@@ -18,6 +38,24 @@ impl Forward {
         let bias = router.bias.map(|index| self.resident[index].as_slice());
         let logits = self.activations.all(Buffer::RouterLogits);
         self.routing.route(router, logits, bias);
+        if let Some(logged) = &mut self.logged {
+            logged.log.add(&self.routing);
+        }
+    }
+
+    /// Guesses the experts that a router further on will choose.
+    pub(super) fn look_ahead(&mut self, router: usize) {
+        let Some(logged) = &mut self.logged else {
+            unreachable!("only a program that logs looks ahead");
+        };
+        let router = Router {
+            used: logged.guesses,
+            ..self.routers[router].clone()
+        };
+        let bias = router.bias.map(|index| self.resident[index].as_slice());
+        let logits = self.activations.all(Buffer::AheadLogits);
+        logged.ahead.route(&router, logits, bias);
+        logged.log.add_guesses(&logged.ahead);
     }
 
     /// Copies every token's normed row to where its experts look for it.

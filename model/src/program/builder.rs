@@ -48,6 +48,7 @@ impl<'a> ProgramBuilder<'a> {
                 resident: Vec::new(),
                 rotations: Vec::new(),
                 routers: Vec::new(),
+                logged_guesses: None,
                 states: Vec::new(),
                 widths,
             },

@@ -15,6 +15,8 @@ use emel::cli::doctor::{self, DoctorOptions};
 use emel::cli::drive;
 use emel::cli::info::{self, InfoOptions};
 use emel::cli::render::{self, RenderOptions};
+use emel::cli::replay::{self, ReplayOptions};
+use emel::cli::trace::{self, TraceOptions};
 use emel::cli::{self, ModelOptions, TextSource};
 use emel::prediction::{self, Prediction};
 use emel::{Prompt, SamplerOptions, TextLimit};
@@ -46,6 +48,10 @@ enum Command {
     Render(RenderOptions),
     /// Score a text: log-probabilities of its tokens under the model
     Eval(EvalOptions),
+    /// Write which experts each token of a text goes to
+    Trace(TraceOptions),
+    /// Score what an expert cache would hit on a trace
+    Replay(ReplayOptions),
 }
 
 #[derive(Debug, Args)]
@@ -133,6 +139,8 @@ fn main() -> ExitCode {
             Command::Tokenize(options) => tokenize(&options),
             Command::Render(options) => render::run(&options),
             Command::Eval(options) => eval(options).await,
+            Command::Trace(options) => trace::run(&options).await,
+            Command::Replay(options) => replay::run(&options),
         }
     })
 }

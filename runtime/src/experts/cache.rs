@@ -21,6 +21,8 @@ const WEIGHTS: [f32; 5] = [0.0, 0.0, 0.5, 0.5, 0.0];
 const LEARNING_RATE: f32 = 0.001;
 /// Averages count as no nearer than this to never and always.
 const AVERAGE_MIN: f32 = 0.001;
+/// Tokens after which a use counts half for the heat of an expert, which outlasts a run.
+const HEAT_HALF_LIFE: f32 = 4096.0;
 /// No expert is rarer than this, so that a wait is finite.
 const CHANCE_MIN: f32 = 0.0001;
 /// What a whole token's distance between layers counts, in tokens of waiting. More than
@@ -35,6 +37,8 @@ const NONE: u32 = u32::MAX;
 struct Uses {
     /// How often it was chosen, over each span.
     averages: [f32; HALF_LIVES.len()],
+    /// The same over a long time.
+    heat: f32,
     /// The chance that it is chosen when its layer comes, by the averages.
     chance: f32,
     /// The same for the next time alone, by whoever knows better.
@@ -68,6 +72,7 @@ pub struct ExpertCache {
     weights: [f32; WEIGHTS.len()],
     /// The share of each average that a token leaves.
     kept: [f32; HALF_LIVES.len()],
+    heat_kept: f32,
     /// The layer being computed, and which of its experts are needed for it.
     layer: usize,
     needed: Vec<bool>,
@@ -85,6 +90,7 @@ impl ExpertCache {
         let mean = shape.used as f32 / shape.experts as f32;
         let uses = Uses {
             averages: [mean; HALF_LIVES.len()],
+            heat: mean,
             chance: mean.max(CHANCE_MIN),
             next: mean.max(CHANCE_MIN),
         };
@@ -95,10 +101,28 @@ impl ExpertCache {
             uses: vec![uses; shape.all()],
             weights: WEIGHTS,
             kept: HALF_LIVES.map(|tokens| 0.5_f32.powf(1.0 / tokens)),
+            heat_kept: 0.5_f32.powf(1.0 / HEAT_HALF_LIFE),
             layer: 0,
             needed: vec![false; shape.experts],
             coldest: vec![Coldest::Known(None); shape.layers],
         }
+    }
+
+    /// How large a share of the tokens each expert has been used for, over a long time,
+    /// `[layers, experts]`.
+    pub fn heats(&self) -> impl Iterator<Item = f32> {
+        self.uses.iter().map(|uses| uses.heat)
+    }
+
+    /// Begins with the heats that another run has ended with, `[layers, experts]`.
+    pub fn warm(&mut self, heats: &[f32]) {
+        for (uses, &heat) in self.uses.iter_mut().zip(heats) {
+            uses.heat = heat;
+            uses.averages.fill(heat);
+            uses.chance = uses.chance(&self.weights);
+            uses.next = uses.chance;
+        }
+        self.coldest.fill(Coldest::Unknown);
     }
 
     /// The bytes that [`ExpertCache::new`] allocates.
@@ -122,7 +146,7 @@ impl ExpertCache {
         let first = layer * self.shape.experts;
         for (uses, &is_used) in self.uses[first..].iter_mut().zip(&self.needed) {
             uses.learn(&mut self.weights, is_used);
-            uses.count(&self.kept, is_used);
+            uses.count(&self.kept, self.heat_kept, is_used);
             uses.chance = uses.chance(&self.weights);
             uses.next = uses.chance;
         }
@@ -270,8 +294,9 @@ impl Uses {
         }
     }
 
-    fn count(&mut self, kept: &[f32; HALF_LIVES.len()], is_used: bool) {
+    fn count(&mut self, kept: &[f32; HALF_LIVES.len()], heat_kept: f32, is_used: bool) {
         let used = f32::from(u8::from(is_used));
+        self.heat = self.heat * heat_kept + used * (1.0 - heat_kept);
         for (average, kept) in self.averages.iter_mut().zip(kept) {
             *average = *average * kept + used * (1.0 - kept);
         }

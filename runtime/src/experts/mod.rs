@@ -1,12 +1,24 @@
-//! Experts that do not all fit in memory.
+//! Experts that do not all fit in memory: which are kept, which come next, what was learnt.
 //!
 //! | module | is |
 //! |---|---|
-//! | [`cache`] | who is in which slot, and who has to go |
 //! | [`demand`] | a layer's experts, computed as they come |
+//! | [`cache`] | who is in which slot, and who has to go |
+//! | [`coactivation`] | which experts follow which, counted while the model runs |
+//! | [`predictor`] | the next layer's experts, by that table and by the next router |
+//! | [`heat`] | what was learnt, in a file beside the model |
+//! | [`trace`] | the routing of a text in a file |
+//! | [`replay`] | policies and predictors, scored on such a file |
+//!
+//! [`demand`] alone has weights read. `emel replay` does what it does without reading.
 
 pub mod cache;
+pub mod coactivation;
 pub mod demand;
+pub mod heat;
+pub mod predictor;
+pub mod replay;
+pub mod trace;
 
 /// The experts of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
