@@ -3,7 +3,8 @@
 //! An output element is one row of weights times one token, and its bits depend on the row's
 //! length and format only. Everything else here decides how many elements are in flight: the rows
 //! of all products of a batch are split over the pool, and a worker hands its rows of a product to
-//! `integer.rs` (quantised weights, Q8 activations) or `float.rs` (`f32` activations).
+//! `integer.rs` (quantised weights, Q8 activations; `single.rs` for one token) or `float.rs` (`f32`
+//! activations).
 
 mod float;
 mod integer;

@@ -56,13 +56,24 @@ impl<F: QuantisedBlock> Routine for Single<'_, F> {
                 let pack = self.view.pack(0, pack);
                 let dots = dot_products::<S, F>(simd, &rows, pack, &mut ahead);
                 for group in 0..columns / GROUP_ELEMENTS {
-                    let [first, second] = [lane_of(group, 0), lane_of(group, 1)];
-                    let dots = [dots[first], dots[second]];
+                    let (first, second) = (lane_of(group, 0), lane_of(group, 1));
                     sums = add_half::<S, F::Meaning, 0>(
-                        simd, dots[0], &scales, pack, group, first, sums,
+                        simd,
+                        dots[first],
+                        &scales,
+                        pack,
+                        group,
+                        first,
+                        sums,
                     );
                     sums = add_half::<S, F::Meaning, 1>(
-                        simd, dots[1], &scales, pack, group, second, sums,
+                        simd,
+                        dots[second],
+                        &scales,
+                        pack,
+                        group,
+                        second,
+                        sums,
                     );
                 }
             }
@@ -87,12 +98,8 @@ fn dot_products<S: Simd, F: QuantisedBlock>(
         simd.offset_counts(&pack.counts, F::OFFSET_LOG2)
     };
     let mut counts = [start; PANEL_ROWS];
-    for (counts, rows) in counts
-        .as_chunks_mut::<PREFETCH_ROWS>()
-        .0
-        .iter_mut()
-        .zip(rows.as_chunks::<PREFETCH_ROWS>().0)
-    {
+    let (fours, _) = counts.as_chunks_mut::<PREFETCH_ROWS>();
+    for (counts, rows) in fours.iter_mut().zip(rows.as_chunks::<PREFETCH_ROWS>().0) {
         ahead.advance(simd);
         for (count, blocks) in counts.iter_mut().zip(rows) {
             let quads = F::unpack_row(simd, blocks);
