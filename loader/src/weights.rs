@@ -724,6 +724,7 @@ mod tests {
                 with_buffers: true,
             },
             wait: Duration::ZERO,
+            trace: None,
             _pinned_arena: Arena::new(0).unwrap(),
         };
         let script = Script {
