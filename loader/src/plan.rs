@@ -20,8 +20,8 @@ use crate::unit::{Stage, Unit, WeightUse, partition};
 /// the processor tens of microseconds, so they are of this size where there is room: the
 /// choice for a drive that nobody has measured.
 const SLOT_BYTES_MAX: u64 = 2 << 20;
-/// The smallest slot worth a read.
-const SLOT_BYTES_MIN: u64 = 256 << 10;
+/// The smallest unit worth a read: with its alignment, a slot of 256 KiB.
+const UNIT_BYTES_MIN: u64 = (256 << 10) - PAGE_BYTES as u64;
 /// A ring deeper than this hides no more latency, and takes what could be pinned.
 const SLOTS_MAX: u64 = 16;
 /// Reads that are under way before reads grow.
@@ -32,6 +32,8 @@ const UNITS_MIN: u64 = 16;
 const SLOTS_MIN: u64 = 2;
 /// The part of the weights' budget that a ring may take, as a divisor.
 const RING_SHARE: u64 = 16;
+/// The part of a ring that may be added to fill its last huge page, as a divisor.
+const RING_WASTE: usize = 8;
 /// Embedding rows that are looked up at a time.
 pub const ROW_SLOTS: usize = 16;
 
@@ -294,14 +296,12 @@ impl Plan {
             .sum()
     }
 
-    /// Bytes of the ring: whole huge pages, unless it is smaller than one.
+    /// Bytes of the ring: whole huge pages, unless that wastes much.
     pub fn ring_bytes(&self) -> u64 {
         let bytes = self.slots * self.slot_bytes;
-        if bytes < HUGE_PAGE_BYTES {
-            bytes as u64
-        } else {
-            bytes.next_multiple_of(HUGE_PAGE_BYTES) as u64
-        }
+        let huge_bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
+        let is_little = huge_bytes - bytes <= bytes / RING_WASTE;
+        (if is_little { huge_bytes } else { bytes }) as u64
     }
 
     /// Bytes of the buffers for embedding rows.
@@ -409,7 +409,7 @@ fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
     let rows = uses
         .iter()
         .map(|weight| catalog.tensors()[weight.tensor].row_bytes());
-    SLOT_BYTES_MIN
+    UNIT_BYTES_MIN
         .min(weight_bytes(catalog, uses) / UNITS_MIN)
         .max(rows.max().unwrap_or(1))
 }

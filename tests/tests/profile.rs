@@ -23,7 +23,8 @@ fn record(backend: Backend) -> (Vec<Event>, u64, Duration, Duration) {
     let mut small = settings(0, 64);
     small.io = Io::Only(backend);
     small.profile = true;
-    small.ram_budget = RamBudget::Bytes(smallest_budget(&model, &small) + (64 << 10));
+    let file_bytes = std::fs::metadata(&model).unwrap().len();
+    small.ram_budget = RamBudget::Bytes(smallest_budget(&model, &small) + file_bytes / 4);
     let blueprint = Blueprint::new(&model, small).unwrap();
     assert!(blueprint.plan.streams() && blueprint.plan.pinned_bytes() > 0);
     let trace = Arc::clone(blueprint.trace.as_ref().unwrap());
