@@ -25,6 +25,10 @@ use crate::files::OpenFiles;
 /// longer ones go on where it ended.
 const PART_BYTES_MAX: usize = 1 << 30;
 
+/// More reads at once bring no more bytes, but each later. What waits behind them goes to
+/// the drive as soon as one lands, whether or not the engine has a moment.
+const IN_FLIGHT_MAX: usize = 8;
+
 /// Marks the completion that says that there are requests.
 const BELL: u64 = u64::MAX;
 
@@ -237,6 +241,7 @@ impl Lane {
         mut ring_buffers: Vec<SlotBuffer>,
         depth: usize,
     ) -> io::Result<Self> {
+        let depth = depth.min(IN_FLIGHT_MAX);
         // One for each read, and one for the bell.
         let entries = (depth + 1).next_power_of_two();
         let ring = build_ring(entries as u32)?;
