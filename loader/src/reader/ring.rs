@@ -17,17 +17,13 @@ use crossbeam::queue::ArrayQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::{Backend, Progress, ReadError, ReadRequest, Reader};
+use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
 /// What the kernel takes as one registered buffer, and what we ask for in one read;
 /// longer ones go on where it ended.
 const PART_BYTES_MAX: usize = 1 << 30;
-
-/// More reads at once bring no more bytes, but each later. What waits behind them goes to
-/// the drive as soon as one lands, whether or not the engine has a moment.
-const IN_FLIGHT_MAX: usize = 8;
 
 /// Marks the completion that says that there are requests.
 const BELL: u64 = u64::MAX;
@@ -101,6 +97,7 @@ impl RingReader {
             .name("emel-ring".to_owned())
             .spawn(move || {
                 // The kernel wants a ring to be used by the thread that made it.
+                let depth = depth.min(IN_FLIGHT_MAX);
                 match Lane::open(files, Arc::clone(&end.0), ring_buffers, depth) {
                     Ok(mut lane) => {
                         let _ = started.send(Ok(lane.has_registered_buffers));
@@ -241,7 +238,6 @@ impl Lane {
         mut ring_buffers: Vec<SlotBuffer>,
         depth: usize,
     ) -> io::Result<Self> {
-        let depth = depth.min(IN_FLIGHT_MAX);
         // One for each read, and one for the bell.
         let entries = (depth + 1).next_power_of_two();
         let ring = build_ring(entries as u32)?;

@@ -112,7 +112,7 @@ fn streaming_budget(model: &Path) -> String {
     for kibibytes in (0..mebibytes * 1024).rev().step_by(32) {
         let budget = format!("{kibibytes}K");
         let found = plan(model, Path::new("/dev/null"), &budget);
-        if String::from_utf8_lossy(&found.stdout).contains("per token") {
+        if String::from_utf8_lossy(&found.stdout).contains("  per token: ") {
             return budget;
         }
     }
