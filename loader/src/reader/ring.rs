@@ -18,7 +18,7 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::schedule::run_at_once;
-use super::{Backend, Progress, ReadError, ReadRequest, Reader};
+use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
@@ -99,6 +99,7 @@ impl RingReader {
             .spawn(move || {
                 run_at_once();
                 // The kernel wants a ring to be used by the thread that made it.
+                let depth = depth.min(IN_FLIGHT_MAX);
                 match Lane::open(files, Arc::clone(&end.0), ring_buffers, depth) {
                     Ok(mut lane) => {
                         let _ = started.send(Ok(lane.has_registered_buffers));
