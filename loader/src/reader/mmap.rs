@@ -7,9 +7,10 @@
 //! is dropped only as a whole. A fault and a release therefore clean up on both sides,
 //! up to what is still in use. Asking the kernel for pages and giving them back takes
 //! as long as computing on them, so a thread does nothing else, in the order of the
-//! calls: what is given back goes before what is asked for next comes. A file that shrinks while it is mapped
-//! raises SIGBUS on access, as with every mapping: `--io uring` and `--io pread`
-//! report an error instead.
+//! calls: what is given back goes before what is asked for next comes.
+//!
+//! A file that shrinks while it is mapped raises SIGBUS on access, as with every
+//! mapping: the other readers report an error instead.
 
 use std::io;
 use std::ops::Range;
