@@ -403,3 +403,113 @@ fn short_or(error: io::Error) -> TraceError {
         _ => TraceError::Read(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use twox_hash::XxHash64;
+
+    use super::*;
+
+    const SHAPE: MixtureShape = MixtureShape {
+        layers: 2,
+        experts: 300,
+        used: 2,
+    };
+    /// Bytes of a position: its number, two layers of two experts, three guesses.
+    const RECORD: usize = 4 + 2 * 2 * 4 + 3 * 2;
+    const HEADER: usize = TraceHeader::BYTES as usize;
+
+    fn trace() -> Trace {
+        let mut trace = Trace::new(SHAPE, 3, 77).expect("a sane shape");
+        for position in 0..3 {
+            let choices = [299, 0, 5, position].map(|id| (id, f16::from_f32(0.25)));
+            trace.push(u32::from(position), choices, [7, 8, 299]);
+        }
+        trace
+    }
+
+    fn bytes() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        trace().write(&mut bytes).expect("memory takes it");
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
+        Trace::read(bytes, bytes.len() as u64)
+    }
+
+    /// What is said of a trace after a change, its checksum made right again.
+    fn refused(change: impl FnOnce(&mut Vec<u8>)) -> String {
+        let mut bytes = bytes();
+        change(&mut bytes);
+        let end = bytes.len() - 8;
+        let (content, hash) = bytes.split_at_mut(end);
+        hash.copy_from_slice(&XxHash64::oneshot(0, content).to_le_bytes());
+        read(&bytes).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn what_is_written_comes_back() {
+        let found = read(&bytes()).expect("a good trace");
+        assert_eq!(found, trace());
+        assert_eq!(found.experts(2, 0), [299, 0]);
+        assert_eq!(found.guesses(1, 1), [7, 8, 299]);
+        assert!(found.guesses(1, 0).is_empty());
+        assert!(found.follows(1) && !found.follows(0));
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_is_refused() {
+        let good = bytes();
+        for length in 0..good.len() {
+            assert!(read(&good[..length]).is_err(), "{length} bytes");
+        }
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x40;
+            assert!(read(&bad).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_bad_number_is_named() {
+        let put = |at: usize, number: u16| {
+            move |bytes: &mut Vec<u8>| bytes[at..at + 2].copy_from_slice(&number.to_le_bytes())
+        };
+        let second = HEADER + RECORD + 4;
+        let found = refused(put(second, 300));
+        assert!(found.contains("position 1: expert 300 of 300"), "{found}");
+        let found = refused(put(second, 0));
+        assert!(found.contains("expert 0 twice in a layer"), "{found}");
+        let found = refused(put(second + 4, 0x7c00));
+        assert!(found.contains("a weight is inf"), "{found}");
+        let found = refused(put(HEADER + RECORD - 2, 999));
+        assert!(found.contains("position 0: expert 999 of 300"), "{found}");
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_before_memory_is_taken() {
+        for (at, what) in [
+            (12, "layers"),
+            (16, "experts"),
+            (20, "of them used"),
+            (24, "guessed"),
+        ] {
+            let found = refused(|bytes| bytes[at..at + 4].fill(0xff));
+            assert!(
+                found.contains("4294967295") && found.contains(what),
+                "{found}"
+            );
+        }
+        let found = refused(|bytes| bytes[36..44].fill(0xff));
+        assert!(found.contains("bytes, expected"), "{found}");
+        let found = Trace::read(&[][..], u64::MAX).expect_err("refused");
+        assert!(matches!(found, TraceError::TooLong { .. }));
+    }
+
+    #[test]
+    fn other_files_and_versions_are_refused() {
+        assert!(refused(|bytes| bytes[0] = b'X').contains("this is no trace"));
+        assert!(refused(|bytes| bytes[8] = 9).contains("format 9, expected 1"));
+    }
+}
