@@ -422,6 +422,17 @@ mod tests {
     }
 
     #[test]
+    fn a_cache_takes_the_bytes_that_are_planned() {
+        let cache = ExpertCache::new(SHAPE, 5);
+        let found = size_of_val(&*cache.slots)
+            + size_of_val(&*cache.free)
+            + size_of_val(&*cache.uses)
+            + size_of_val(&*cache.needed)
+            + size_of_val(&*cache.coldest);
+        assert_eq!(found, ExpertCache::required_bytes(SHAPE, 5));
+    }
+
+    #[test]
     fn a_warmed_cache_begins_with_what_was_hot() {
         let mut cache = ExpertCache::new(SHAPE, 4);
         let mut heats = vec![0.1; SHAPE.all()];

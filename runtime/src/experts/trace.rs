@@ -121,7 +121,11 @@ impl TraceHeader {
         (4 + layers * used * 4 + (layers - 1) * self.guesses * 2) as u64
     }
 
-    fn check(self) -> Result<Self, TraceError> {
+    /// The header, if a model can be like this.
+    ///
+    /// # Errors
+    /// When it has more layers or experts than any model.
+    pub fn check(self) -> Result<Self, TraceError> {
         let (shape, guesses) = (self.shape, self.guesses);
         let is_sane = (1..=LAYERS_MAX).contains(&shape.layers)
             && (1..=EXPERTS_MAX).contains(&shape.experts)
@@ -282,27 +286,17 @@ impl Trace {
     /// # Errors
     /// When the writer fails.
     pub fn write(&self, out: impl Write) -> io::Result<()> {
-        let mut out = Hashing::new(out);
-        self.header.write(&mut out)?;
-        let MixtureShape { layers, used, .. } = self.header.shape;
-        let mut record = Vec::with_capacity(self.header.position_bytes() as usize);
+        let mut writer = TraceWriter::new(out, self.header)?;
+        let layers = 0..self.header.shape.layers;
         for index in 0..self.len() {
-            record.clear();
-            record.extend(self.positions[index].to_le_bytes());
-            for layer in 0..layers {
-                let place = (index * layers + layer) * used..;
-                let experts = &self.experts[place.clone()][..used];
-                record.extend(experts.iter().flat_map(|expert| expert.to_le_bytes()));
-                let weights = &self.weights[place][..used];
-                record.extend(weights.iter().flat_map(|weight| weight.to_le_bytes()));
-            }
-            let ahead = (0..layers).flat_map(|layer| self.guesses(index, layer));
-            record.extend(ahead.flat_map(|expert| expert.to_le_bytes()));
-            out.write_all(&record)?;
+            let choices = layers.clone().flat_map(|layer| {
+                let weights = self.weights(index, layer).iter().copied();
+                self.experts(index, layer).iter().copied().zip(weights)
+            });
+            let guesses = layers.clone().flat_map(|layer| self.guesses(index, layer));
+            writer.push(self.positions[index], choices, guesses.copied())?;
         }
-        let Hashing { mut inner, hasher } = out;
-        inner.write_all(&hasher.finish().to_le_bytes())?;
-        inner.flush()
+        writer.finish()
     }
 
     /// Reads a file of `file_bytes` bytes, and checks all of it. Takes no more memory than
@@ -376,6 +370,75 @@ impl Trace {
         }
         self.push(u32_at(position, 0), chosen, guessed);
         Ok(())
+    }
+}
+
+/// Writes a trace position by position, and holds but one.
+#[derive(Debug)]
+pub struct TraceWriter<W> {
+    header: TraceHeader,
+    out: Hashing<W>,
+    record: Vec<u8>,
+}
+
+impl<W: Write> TraceWriter<W> {
+    /// Begins a trace; as many positions follow as the header states.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    pub fn new(out: W, header: TraceHeader) -> io::Result<Self> {
+        let mut out = Hashing::new(out);
+        header.write(&mut out)?;
+        Ok(Self {
+            header,
+            out,
+            record: Vec::with_capacity(header.position_bytes() as usize),
+        })
+    }
+
+    /// Writes a token at `position` of its context, as [`Trace::push`] takes it.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    ///
+    /// # Panics
+    /// When there are more or fewer choices or guesses than the header states.
+    pub fn push(
+        &mut self,
+        position: u32,
+        choices: impl IntoIterator<Item = Chosen>,
+        guesses: impl IntoIterator<Item = u16>,
+    ) -> io::Result<()> {
+        let (start, used) = (4, self.header.shape.used);
+        self.record.clear();
+        self.record.resize(self.header.position_bytes() as usize, 0);
+        self.record[..start].copy_from_slice(&position.to_le_bytes());
+        let ahead = start + self.header.shape.layers * used * 4;
+        let mut count = 0;
+        for (index, (expert, weight)) in choices.into_iter().enumerate() {
+            let at = start + index / used * used * 4 + index % used * 2;
+            self.record[at..at + 2].copy_from_slice(&expert.to_le_bytes());
+            self.record[at + used * 2..][..2].copy_from_slice(&weight.to_le_bytes());
+            count = index + 1;
+        }
+        assert_eq!(start + count * 4, ahead, "choices");
+        count = 0;
+        for (index, expert) in guesses.into_iter().enumerate() {
+            self.record[ahead + index * 2..][..2].copy_from_slice(&expert.to_le_bytes());
+            count = index + 1;
+        }
+        assert_eq!(ahead + count * 2, self.record.len(), "guesses");
+        self.out.write_all(&self.record)
+    }
+
+    /// Ends the trace.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    pub fn finish(self) -> io::Result<()> {
+        let Hashing { mut inner, hasher } = self.out;
+        inner.write_all(&hasher.finish().to_le_bytes())?;
+        inner.flush()
     }
 }
 
