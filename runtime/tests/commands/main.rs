@@ -14,6 +14,7 @@ mod limits;
 mod model;
 mod profile;
 mod render;
+mod replay;
 mod result;
 mod session;
 
