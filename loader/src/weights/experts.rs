@@ -30,7 +30,7 @@ pub(super) enum Experts {
     /// In memory for good: the parts of each expert of each mixture, once they are loaded.
     Resident(Vec<Vec<[Option<View>; EXPERT_PARTS]>>),
     /// Some of them are in slots.
-    Slots(ExpertSlots),
+    Slots(Box<ExpertSlots>),
 }
 
 impl Experts {
@@ -45,7 +45,7 @@ impl Experts {
         let arena = arena_of(planned.bytes())?;
         let arena = (arena.bytes() > 0).then_some(arena);
         let slots = ExpertSlots::new(planned.layout.clone(), planned.slots, arena);
-        Ok(Self::Slots(slots))
+        Ok(Self::Slots(Box::new(slots)))
     }
 
     /// The experts of these runs are in memory for good.
@@ -145,12 +145,10 @@ impl Weights {
         for read in 0..EXPERT_READS {
             let slot = self.first_expert_read() + read;
             match self.experts.slots().is_stale(read) {
-                None => {}
-                Some(true) => {
-                    if self.table.is_free(slot) {
-                        self.experts.slots_mut().stale_read_ended(read);
-                    }
+                Some(true) if self.table.is_free(slot) => {
+                    self.experts.slots_mut().stale_read_ended(read);
                 }
+                None | Some(true) => {}
                 Some(false) => match self.table.poll_take(slot) {
                     Poll::Pending => {}
                     Poll::Ready(Ok(view)) => {
