@@ -441,7 +441,7 @@ mod tests {
         let mut slots = slots();
         slots.want(0, ID);
         let first = slots.next_read().unwrap();
-        assert!(land(&mut slots, first, 7) == false);
+        assert!(!land(&mut slots, first, 7));
         let second = slots.next_read().unwrap();
         // What has landed is to be released, what is under way is waited for.
         let released = slots.empty(0);

@@ -3,8 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
+use std::cell::Cell;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use emel::blueprint::Blueprint;
 use emel::generator::Generator;
@@ -210,5 +213,51 @@ fn what_every_token_needs_is_pinned_before_experts_get_more_slots() {
             }
         }
         assert!(has_more, "{name}");
+    }
+}
+
+#[test]
+fn a_pass_that_was_cancelled_or_dropped_does_not_show_in_the_next() {
+    let tokens: Vec<u32> = (0..8).map(|index| index * 61 % 384).collect();
+    let batch = Batch {
+        tokens: &tokens,
+        position: 0,
+        logit_tokens: 1,
+    };
+    let model = model("qwen2moe");
+    let mut small = settings(1 << 30, 96);
+    small.ram_budget = RamBudget::Bytes(smallest_budget(&model, &small));
+    let blueprint = Blueprint::new(&model, small).unwrap();
+    for &backend in READERS.iter() {
+        block_on(async {
+            let files = OpenFiles::open([model.as_path()], backend.needs_buffers()).unwrap();
+            let files = Arc::new(files);
+            let mut generator = Generator::build(&blueprint, &files, backend, &mut |_| {})
+                .await
+                .unwrap();
+            let mut expected = None;
+            for round in 0..60 {
+                let asked = Cell::new(0);
+                let is_cancelled = || {
+                    asked.set(asked.get() + 1);
+                    round % 2 == 0 && asked.get() > round
+                };
+                {
+                    let mut pass = pin!(generator.pass(batch, Pass::Full, &is_cancelled));
+                    for _ in 0..=round {
+                        let mut context = Context::from_waker(Waker::noop());
+                        if pass.as_mut().poll(&mut context).is_ready() {
+                            break;
+                        }
+                    }
+                }
+                generator.state_mut().clear();
+                let outcome = generator.pass(batch, Pass::Full, &|| false).await;
+                assert!(outcome.is_ok());
+                let found = generator.logits(0).to_vec();
+                assert!(*expected.get_or_insert_with(|| found.clone()) == found);
+                generator.state_mut().clear();
+            }
+        });
     }
 }

@@ -31,7 +31,7 @@ pub(super) enum Experts {
     /// In memory for good.
     Resident(Resident),
     /// Some of them are in slots.
-    Slots(ExpertSlots),
+    Slots(Box<ExpertSlots>),
 }
 
 /// Experts that stay, once they are loaded.
@@ -67,7 +67,7 @@ impl Experts {
             }));
         };
         let slots = ExpertSlots::new(planned.layout.clone(), planned.slots, arena);
-        Ok(Self::Slots(slots))
+        Ok(Self::Slots(Box::new(slots)))
     }
 
     /// Where the next experts that stay are read to; `None` for a mapping.
@@ -184,12 +184,10 @@ impl Weights {
         for read in 0..EXPERT_READS {
             let slot = self.first_expert_read() + read;
             match self.experts.slots().is_stale(read) {
-                None => {}
-                Some(true) => {
-                    if self.table.is_free(slot) {
-                        self.experts.slots_mut().stale_read_ended(read);
-                    }
+                Some(true) if self.table.is_free(slot) => {
+                    self.experts.slots_mut().stale_read_ended(read);
                 }
+                None | Some(true) => {}
                 Some(false) => match self.table.poll_take(slot) {
                     Poll::Pending => {}
                     Poll::Ready(Ok(view)) => {
