@@ -363,7 +363,7 @@ impl Weights {
         let mut loaded = 0;
         for (sequence, &load) in loads.iter().enumerate() {
             if sequence >= LOAD_DEPTH {
-                let slot = (sequence - LOAD_DEPTH) % LOAD_DEPTH;
+                let slot = sequence % LOAD_DEPTH;
                 self.finish_load(loads[sequence - LOAD_DEPTH], slot, &mut loaded, progress)
                     .await?;
             }
@@ -374,14 +374,10 @@ impl Weights {
             let extent = load.extent(&self.units);
             self.submit(sequence % LOAD_DEPTH, unit, extent, buffer);
         }
-        for sequence in loads.len().saturating_sub(LOAD_DEPTH)..loads.len() {
-            self.finish_load(
-                loads[sequence],
-                sequence % LOAD_DEPTH,
-                &mut loaded,
-                progress,
-            )
-            .await?;
+        let left = loads.iter().enumerate();
+        for (sequence, &load) in left.skip(loads.len().saturating_sub(LOAD_DEPTH)) {
+            self.finish_load(load, sequence % LOAD_DEPTH, &mut loaded, progress)
+                .await?;
         }
         Ok(())
     }
