@@ -14,7 +14,8 @@ use super::ModelOptions;
 use crate::blueprint::Blueprint;
 use crate::experts::MixtureShape;
 use crate::experts::trace::{TraceHeader, TraceWriter};
-use crate::{Prompt, SamplerOptions};
+use crate::request::PromptLimits;
+use crate::{Prompt, SamplerOptions, TextLimit};
 
 /// Options of `emel trace`.
 #[derive(Debug, Args)]
@@ -50,14 +51,19 @@ pub struct TraceOptions {
 /// # Errors
 /// When the model has no experts or cannot be run, or a file cannot be read or written.
 pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
-    let text = super::read_text(&options.file)?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     settings.sampler = Some(SamplerOptions::default());
     settings.logged_guesses = Some(options.look_ahead);
     let blueprint = Blueprint::new(&options.model.model, settings)?;
-    let (tokenizer, vocabulary) = (&blueprint.tokenizer, blueprint.program.vocabulary());
-    let ids = Prompt::Text(text).ids(tokenizer, usize::MAX, vocabulary)?;
+    // Of any number of contexts.
+    let limits = PromptLimits {
+        context: usize::MAX,
+        vocabulary: blueprint.program.vocabulary(),
+        text: TextLimit::of_budget(blueprint.plan.budget_bytes),
+    };
+    let text = super::read_text(&options.file, Some(&limits.text))?;
+    let ids = Prompt::Text(text).ids(&blueprint.tokenizer, &limits)?;
     let header = header(&blueprint, ids.len())?;
     let failed = || format!("{}: cannot write the trace", options.output.display());
     let output = super::create_output(&options.output, &blueprint.catalog, "the trace")?;
