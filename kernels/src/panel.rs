@@ -45,8 +45,8 @@ impl Panel {
         rows: &PackRows<'_, F::Raw>,
     ) {
         F::unpack_scales(simd, rows, &mut self.scales);
-        for row in 0..PANEL_ROWS {
-            let quads = F::unpack_row(simd, rows[row]);
+        for (row, blocks) in rows.iter().enumerate() {
+            let quads = F::unpack_row(simd, blocks);
             for (quads, rows) in quads.iter().zip(&mut self.rows) {
                 simd.store_quads(*quads, &mut rows[row]);
             }
@@ -57,8 +57,7 @@ impl Panel {
                 *lanes = simd.load_quads(row);
             }
             let lanes = simd.transpose_quads(lanes);
-            for group in 0..8 {
-                let quants = &mut self.quants[group];
+            for (group, quants) in self.quants.iter_mut().enumerate() {
                 simd.store_quads(lanes[lane_of(group, 0)], &mut quants[quad]);
                 simd.store_quads(lanes[lane_of(group, 1)], &mut quants[4 + quad]);
             }

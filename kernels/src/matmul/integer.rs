@@ -298,10 +298,38 @@ impl<M: Meaning> Multiply<'_, M> {
             }
         }
         // Written out, because a loop over the four is not always unrolled.
-        self.add_quad(simd, panels, packs, group, 4 * HALF + 0, lane, &mut counts);
-        self.add_quad(simd, panels, packs, group, 4 * HALF + 1, lane, &mut counts);
-        self.add_quad(simd, panels, packs, group, 4 * HALF + 2, lane, &mut counts);
-        self.add_quad(simd, panels, packs, group, 4 * HALF + 3, lane, &mut counts);
+        self.add_quad(
+            simd,
+            panels,
+            packs,
+            [group, 4 * HALF + 0],
+            lane,
+            &mut counts,
+        );
+        self.add_quad(
+            simd,
+            panels,
+            packs,
+            [group, 4 * HALF + 1],
+            lane,
+            &mut counts,
+        );
+        self.add_quad(
+            simd,
+            panels,
+            packs,
+            [group, 4 * HALF + 2],
+            lane,
+            &mut counts,
+        );
+        self.add_quad(
+            simd,
+            panels,
+            packs,
+            [group, 4 * HALF + 3],
+            lane,
+            &mut counts,
+        );
 
         for panel in 0..P {
             let scales = &panels[panel].scales;
@@ -320,8 +348,7 @@ impl<M: Meaning> Multiply<'_, M> {
         simd: S,
         panels: [&Panel; P],
         packs: [&Q8Pack; T],
-        group: usize,
-        quad: usize,
+        [group, quad]: [usize; 2],
         lane: usize,
         counts: &mut [[S::Counts; P]; T],
     ) {

@@ -104,11 +104,11 @@ fn dot_products<S: Simd, F: QuantisedBlock>(
         for (count, blocks) in counts.iter_mut().zip(rows) {
             let quads = F::unpack_row(simd, blocks);
             let mut sum = start;
-            for quad in 0..quads.len() {
+            for (quads, values) in quads.iter().zip(&pack.quants) {
                 sum = if F::Meaning::WIDE {
-                    simd.dot_lanes::<true>(sum, quads[quad], &pack.quants[quad])
+                    simd.dot_lanes::<true>(sum, *quads, values)
                 } else {
-                    simd.dot_lanes::<false>(sum, quads[quad], &pack.quants[quad])
+                    simd.dot_lanes::<false>(sum, *quads, values)
                 };
             }
             *count = sum;

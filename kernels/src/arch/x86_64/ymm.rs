@@ -102,10 +102,10 @@ impl<const VNNI: bool> X86<Ymm<VNNI>> {
         let first = self.transpose(rows[0], rows[1], rows[2], rows[3]);
         let last = self.transpose(rows[4], rows[5], rows[6], rows[7]);
         let mut out = rows;
-        for word in 0..4 {
+        for (word, (first, last)) in first.into_iter().zip(last).enumerate() {
             proven! {
-                out[word] = _mm256_permute2x128_si256::<0x20>(first[word], last[word]);
-                out[word + 4] = _mm256_permute2x128_si256::<0x31>(first[word], last[word]);
+                out[word] = _mm256_permute2x128_si256::<0x20>(first, last);
+                out[word + 4] = _mm256_permute2x128_si256::<0x31>(first, last);
             }
         }
         out
