@@ -271,7 +271,7 @@ fn measured_shape(
     let rest_bytes = weight_bytes.saturating_sub(for_weights);
     let point = curve.fastest_for(rest_bytes, ring_bytes_max)?;
     let unit_bytes = point.block_bytes.max(unit_bytes_min);
-    let slots = point.slots();
+    let slots = point.depth.max(SLOTS_MIN as usize);
     (slots as u64 * unit_bytes <= ring_bytes_max).then_some((slots, unit_bytes))
 }
 
@@ -381,12 +381,12 @@ mod tests {
         };
         let curve = Curve {
             points: vec![
-                point(1 << 20, 1, 1e9),
-                point(1 << 20, 7, 2e9),
-                point(4 << 20, 15, 2.1e9),
+                point(1 << 20, 2, 1e9),
+                point(1 << 20, 8, 2e9),
+                point(4 << 20, 16, 2.1e9),
             ],
         };
-        let shape = |for_weights: u64, weight_bytes| {
+        let shape = |for_weights: u64, weight_bytes: u64| {
             measured_shape(&curve, for_weights << 20, weight_bytes << 20, 1 << 18)
         };
         // 1000 MiB to be read are worth 56 MiB more; 100 MiB are not.

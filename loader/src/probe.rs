@@ -1,9 +1,11 @@
 //! The probe: how many bytes per second a drive gives, by the size of reads and how many
 //! are under way.
 //!
-//! It reads the model's own files through the reader that will stream them, in turns: a
-//! point of the curve for a moment, then the next, and all of them again, so that what
-//! else the machine does is shared out. Time, bytes and memory are bounded.
+//! It reads the model's own files through the reader that will stream them, as a pass
+//! does: blocks are taken in order, and each is held for as long as a step computes on
+//! it. Without that, far smaller rings would seem to do. Points of the curve are measured
+//! in turns, each for a moment, and all of them again, so that what else the machine does
+//! is shared out. Time and memory are bounded.
 
 use std::future::poll_fn;
 use std::io;
@@ -19,33 +21,25 @@ use crate::slots::SlotTable;
 /// A point whose rate is this part of the best one is as good, in percent.
 const NEARLY_BEST_PERCENT: f64 = 97.0;
 /// Parts of the time in which all points are measured once.
-const ROUNDS: u32 = 2;
+const ROUNDS: u32 = 3;
+/// Bytes that a step computes on in a second, about as many as two cores do.
+const STEP_BYTES_PER_SECOND: f64 = 25e9;
 
 /// What a drive gives at one size and number of reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
     /// Bytes of a read.
     pub block_bytes: u64,
-    /// Reads under way.
+    /// Reads that are under way or held.
     pub depth: usize,
     /// Bytes that arrive in a second.
     pub bytes_per_second: f64,
 }
 
 impl Point {
-    /// Bytes of all reads under way.
-    pub fn bytes_under_way(&self) -> u64 {
-        self.block_bytes * self.depth as u64
-    }
-
-    /// Bytes of a ring that keeps these reads under way while a step works on one more.
+    /// Bytes of a ring of that many slots.
     pub fn ring_bytes(&self) -> u64 {
-        self.block_bytes * self.slots() as u64
-    }
-
-    /// The slots of that ring.
-    pub fn slots(&self) -> usize {
-        self.depth + 1
+        self.block_bytes * self.depth as u64
     }
 }
 
@@ -87,8 +81,8 @@ impl Curve {
             .copied()
     }
 
-    /// The rate for reads of about `block_bytes`, about `depth` of them under way: that
-    /// of the nearest point.
+    /// The rate of a ring of about `depth` slots of about `block_bytes`: that of the
+    /// nearest point.
     pub fn bytes_per_second(&self, block_bytes: u64, depth: usize) -> Option<f64> {
         let ratio = |a: f64, b: f64| (a / b).log2().abs();
         let distance = |point: &Point| {
@@ -112,7 +106,7 @@ pub struct Limits {
     pub memory_bytes: u64,
     /// Bytes of a read.
     pub block_bytes: &'static [u64],
-    /// Reads under way.
+    /// Slots of the ring.
     pub depths: &'static [usize],
 }
 
@@ -127,9 +121,9 @@ impl Limits {
     /// For a run that begins.
     pub const BRIEF: Self = Self {
         time: Duration::from_millis(400),
-        memory_bytes: 32 << 20,
-        block_bytes: &[512 << 10, 1 << 20, 2 << 20],
-        depths: &[2, 4, 8, 16],
+        memory_bytes: 64 << 20,
+        block_bytes: &[512 << 10, 1 << 20, 2 << 20, 4 << 20],
+        depths: &[4, 8, 16],
     };
 
     /// The sizes and depths, the smallest in all first.
@@ -144,9 +138,9 @@ impl Limits {
                     bytes_per_second: 0.0,
                 })
             })
-            .filter(|point| point.bytes_under_way() <= self.memory_bytes)
+            .filter(|point| point.ring_bytes() <= self.memory_bytes)
             .collect();
-        points.sort_by_key(Point::bytes_under_way);
+        points.sort_by_key(Point::ring_bytes);
         points
     }
 }
@@ -198,7 +192,7 @@ pub async fn measure(
     for _ in 0..ROUNDS {
         for (point, (bytes, time)) in points.iter().zip(&mut read) {
             // What a point has under way must land, however slow the drive.
-            let landing = Duration::try_from_secs_f64(point.bytes_under_way() as f64 / slowest);
+            let landing = Duration::try_from_secs_f64(point.ring_bytes() as f64 / slowest);
             let left = limits.time.saturating_sub(started.elapsed());
             if landing.is_ok_and(|landing| landing >= left) {
                 break;
@@ -241,7 +235,7 @@ impl<'a> Probe<'a> {
             });
         }
         let depth = points.iter().map(|point| point.depth).max().unwrap_or(1);
-        let arena_bytes = points.iter().map(Point::bytes_under_way).max();
+        let arena_bytes = points.iter().map(Point::ring_bytes).max();
         let arena = Arena::new(arena_bytes.unwrap_or(0) as usize).map_err(refused)?;
         // Touched now: a first write to a page is no part of a drive's speed.
         arena
@@ -263,6 +257,7 @@ impl<'a> Probe<'a> {
     /// bytes read and the time it took.
     async fn turn(&mut self, point: &Point, time: Duration) -> Result<(u64, Duration), ReadError> {
         let started = Instant::now();
+        let step = Duration::from_secs_f64(point.block_bytes as f64 / STEP_BYTES_PER_SECOND);
         let mut extents = vec![None; point.depth];
         let mut bytes = 0;
         let mut outcome = Ok(());
@@ -271,7 +266,7 @@ impl<'a> Probe<'a> {
             let mut lands = false;
             for (slot, place) in extents.iter_mut().enumerate() {
                 if let Some(extent) = place.take() {
-                    match self.taken(slot, &extent).await {
+                    match self.taken(slot, &extent, step).await {
                         Ok(()) => bytes += extent.bytes,
                         Err(error) => outcome = Err(error),
                     }
@@ -299,12 +294,17 @@ impl<'a> Probe<'a> {
         extent
     }
 
-    async fn taken(&self, slot: usize, extent: &Extent) -> Result<(), ReadError> {
+    /// Waits for a block and holds it for as long as `step`.
+    async fn taken(&self, slot: usize, extent: &Extent, step: Duration) -> Result<(), ReadError> {
         let taken = poll_fn(|context| {
             self.table.register(context.waker());
             self.table.poll_take(slot)
         });
         taken.await?;
+        let held = Instant::now();
+        while held.elapsed() < step {
+            std::hint::spin_loop();
+        }
         self.table.give_back(slot);
         self.reader.release(extent);
         Ok(())

@@ -55,7 +55,7 @@ fn check(model: Option<PathBuf>, budget: &str, budget_bytes: u64) {
     }
     let errors = String::from_utf8_lossy(&probe.stderr);
     assert!(probe.status.success(), "{}: {errors}", probe.status);
-    for io in ["uring", "pread", "mmap"] {
+    for io in ["ring", "uring", "pread", "mmap"] {
         peak_bytes(&model, budget, budget_bytes, io, &report);
         let peak = peak_bytes(&model, budget, 2 * budget_bytes, io, &report);
         assert!(peak <= budget_bytes, "{io}: peak {peak} of {budget_bytes}");

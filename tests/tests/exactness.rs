@@ -59,6 +59,7 @@ fn check(model: &Path, prompts: &[Vec<u32>]) {
         with(half, first, 1),
         with(half, Backend::Pread, 2),
         with(half, Backend::Mmap, 3),
+        with(half, *READERS.get(1).unwrap_or(&first), 2),
         with(smallest + 2 * file_bytes, first, 2),
         with(smallest + 2 * file_bytes, Backend::Mmap, 1),
     ];

@@ -20,6 +20,12 @@ use crate::files::{FileChanged, OpenFile, OpenFiles, Window};
 use crate::gguf::Extent;
 use crate::slots::Completion;
 
+/// Reads that a reader has the drive work on at a time; others wait their turn. More
+/// bring no more bytes, but each of them later, and a read that waits here goes to the
+/// drive as soon as another lands, while a slot that is computed on goes nowhere: 16
+/// slots of 4 MiB gave 2.8 GiB/s with all of them under way, and 3.3 with 4, 8 or 12.
+const IN_FLIGHT_MAX: usize = 8;
+
 /// Why a read failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

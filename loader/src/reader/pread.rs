@@ -8,11 +8,8 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use super::{Backend, Progress, ReadRequest, Reader};
+use super::{Backend, IN_FLIGHT_MAX, Progress, ReadRequest, Reader};
 use crate::files::OpenFiles;
-
-/// More threads than this queue no deeper on any drive we have met.
-const THREADS_MAX: usize = 8;
 
 pub(super) struct PreadReader {
     requests: Option<Sender<ReadRequest>>,
@@ -22,7 +19,7 @@ pub(super) struct PreadReader {
 impl PreadReader {
     pub(super) fn start(files: Arc<OpenFiles>, depth: usize) -> io::Result<Self> {
         let (sender, receiver) = bounded(depth);
-        let threads = (0..depth.clamp(1, THREADS_MAX))
+        let threads = (0..depth.clamp(1, IN_FLIGHT_MAX))
             .map(|index| {
                 let files = Arc::clone(&files);
                 let receiver = receiver.clone();

@@ -17,7 +17,7 @@ use crossbeam::queue::ArrayQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::{Backend, Progress, ReadError, ReadRequest, Reader};
+use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
@@ -97,6 +97,7 @@ impl RingReader {
             .name("emel-ring".to_owned())
             .spawn(move || {
                 // The kernel wants a ring to be used by the thread that made it.
+                let depth = depth.min(IN_FLIGHT_MAX);
                 match Lane::open(files, Arc::clone(&end.0), ring_buffers, depth) {
                     Ok(mut lane) => {
                         let _ = started.send(Ok(lane.has_registered_buffers));

@@ -2,7 +2,7 @@
 //!
 //! tokio-uring hands its submissions to the kernel only when its thread parks, so the
 //! ring must not share a thread with anything that computes. Here it has one that does
-//! nothing but submit and reap: `depth` tasks, each with at most one read under way.
+//! nothing but submit and reap: a few tasks, each with at most one read under way.
 //! Tasks and their buffers are made at the start; a read allocates nothing.
 
 use std::io;
@@ -17,7 +17,7 @@ use tokio_uring::buf::BoundedBuf;
 use tokio_uring::buf::fixed::FixedBufRegistry;
 use tokio_uring::fs::File;
 
-use super::{Backend, Progress, ReadError, ReadRequest, Reader};
+use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
@@ -83,7 +83,7 @@ impl UringReader {
                         registry,
                         queue: thread_queue,
                     };
-                    serve(lane, depth).await;
+                    serve(lane, depth.min(IN_FLIGHT_MAX)).await;
                 });
             })?;
         match start.recv() {

@@ -292,8 +292,10 @@ impl Drive {
         self.points = curve.points.iter().copied().map(of).collect();
         let knee = curve.knee();
         self.chosen = knee.map(of);
-        self.buffers_register = knee.and_then(|point| {
-            registers_buffers(backend, point.slots(), point.block_bytes as usize).ok()
+        // A pool of threads has nothing to register them with.
+        let uses_io_uring = matches!(backend, Backend::Ring | Backend::Uring);
+        self.buffers_register = knee.filter(|_| uses_io_uring).and_then(|point| {
+            registers_buffers(backend, point.depth, point.block_bytes as usize).ok()
         });
     }
 }
@@ -465,7 +467,7 @@ impl Drive {
         let head = depths.iter().map(|depth| format!("{depth:>6}"));
         let mut lines = vec![(
             "GiB/s",
-            format!("{:>9}{}", "reads", head.collect::<String>()),
+            format!("{:>9}{}", "slots", head.collect::<String>()),
         )];
         for size in sizes {
             let cells = depths.iter().map(|&depth| {
@@ -484,7 +486,7 @@ impl Drive {
 
 fn chosen(point: CurvePoint) -> String {
     format!(
-        "{} reads of {}: {:.2} GiB/s; a plan takes what suits its budget",
+        "a ring of {} slots of {}: {:.2} GiB/s; a plan takes what suits its budget",
         point.depth,
         in_binary_units(point.block_bytes),
         in_gibibytes(point.bytes_per_second)

@@ -20,7 +20,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("-p a -n", "a value is required"),
         (
             "-p a --io floppy",
-            "possible values: auto, uring, pread, mmap",
+            "possible values: auto, ring, uring, pread, mmap",
         ),
         ("-p a --kv f64", "possible values: f16, f32"),
         ("-p a --promt b", "'--prompt'"),

@@ -8,6 +8,7 @@
 mod bad_model;
 mod bad_option;
 mod conversation;
+mod doctor;
 mod info;
 mod model;
 mod render;
@@ -38,6 +39,8 @@ pub(crate) fn command(name: &str) -> Command {
         other => panic!("no command {other}"),
     });
     command.env_remove("EMEL_KERNELS").stdin(Stdio::null());
+    // Nothing measured here before counts, and nothing is kept.
+    command.env("XDG_CACHE_HOME", "/dev/null");
     command
 }
 

@@ -1,0 +1,106 @@
+//! The probe measures what it may and nothing else, through every reader.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use emel_loader::files::OpenFiles;
+use emel_loader::probe::{Curve, FILE_BYTES_MIN, Limits, Point, ProbeError, measure};
+use emel_tests::run::{READERS, block_on};
+use tempfile::TempDir;
+
+const LIMITS: Limits = Limits {
+    time: Duration::from_millis(200),
+    memory_bytes: 1 << 20,
+    block_bytes: &[64 << 10, 256 << 10],
+    depths: &[1, 4, 8],
+};
+
+/// Files of zeroes, which take no room.
+fn files(bytes: &[u64]) -> (TempDir, Arc<OpenFiles>) {
+    let folder = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> = (0..bytes.len())
+        .map(|index| folder.path().join(index.to_string()))
+        .collect();
+    for (path, &bytes) in paths.iter().zip(bytes) {
+        File::create(path).unwrap().set_len(bytes).unwrap();
+    }
+    let opened = OpenFiles::open(paths.iter().map(PathBuf::as_path), true).unwrap();
+    (folder, Arc::new(opened))
+}
+
+#[test]
+fn every_reader_is_measured_at_every_point_that_memory_allows() {
+    // Shards that are shorter than a read are passed over.
+    let (_folder, files) = files(&[1000, FILE_BYTES_MIN, 100_000]);
+    for &backend in READERS.iter() {
+        let curve = block_on(measure(&files, backend, LIMITS)).unwrap();
+        assert!(!curve.points.is_empty());
+        for point in &curve.points {
+            assert!(point.bytes_per_second > 0.0, "{point:?}");
+            assert!(point.ring_bytes() <= LIMITS.memory_bytes, "{point:?}");
+        }
+        assert_eq!(curve.points[0].block_bytes, 64 << 10);
+    }
+}
+
+#[test]
+fn without_memory_or_time_there_are_no_points() {
+    let (_folder, files) = files(&[FILE_BYTES_MIN]);
+    for limits in [
+        Limits {
+            memory_bytes: 4096,
+            ..LIMITS
+        },
+        Limits {
+            time: Duration::ZERO,
+            ..LIMITS
+        },
+    ] {
+        let curve = block_on(measure(&files, READERS[0], limits)).unwrap();
+        assert_eq!(curve, Curve::default());
+        assert_eq!((curve.best(), curve.knee()), (None, None));
+    }
+}
+
+#[test]
+fn files_that_tell_nothing_and_files_that_shrink_are_errors() {
+    let (_folder, small) = files(&[FILE_BYTES_MIN - 1, 5]);
+    let error = block_on(measure(&small, READERS[0], LIMITS)).unwrap_err();
+    assert!(matches!(error, ProbeError::TooSmall { .. }), "{error}");
+    let (folder, shrunk) = files(&[FILE_BYTES_MIN]);
+    let file = File::options().write(true).open(folder.path().join("0"));
+    file.unwrap().set_len(70_000).unwrap();
+    for &backend in READERS.iter() {
+        let error = block_on(measure(&shrunk, backend, LIMITS)).unwrap_err();
+        assert!(error.to_string().contains("truncated"), "{error}");
+    }
+}
+
+fn point(block_bytes: u64, depth: usize, bytes_per_second: f64) -> Point {
+    Point {
+        block_bytes,
+        depth,
+        bytes_per_second,
+    }
+}
+
+#[test]
+fn the_knee_is_the_smallest_ring_that_is_nearly_the_fastest() {
+    let curve = Curve {
+        points: vec![
+            point(4 << 20, 32, 3.00e9),
+            point(1 << 20, 8, 2.95e9),
+            point(2 << 20, 2, 2.0e9),
+        ],
+    };
+    assert_eq!(curve.best().unwrap().depth, 32);
+    assert_eq!(curve.knee().unwrap().depth, 8);
+    // Between the points the nearest one speaks.
+    assert_eq!(curve.bytes_per_second(900_000, 7), Some(2.95e9));
+    assert_eq!(curve.bytes_per_second(3 << 20, 1), Some(2.0e9));
+    assert_eq!(Curve::default().bytes_per_second(1 << 20, 1), None);
+}

@@ -1,0 +1,167 @@
+//! `emel doctor`, and what `emel plan` makes of what it has kept.
+
+use std::fs;
+use std::path::Path;
+
+use emel_loader::files::filesystem_id;
+use emel_tests::fixtures::{SMOLLM2, real_model};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{command, emel, llama, result, words};
+
+#[track_caller]
+fn doctor(path: &Path) -> Value {
+    serde_json::from_str(&result(emel("doctor", path, ["--json"]))).unwrap()
+}
+
+#[test]
+fn the_machine_is_described_whatever_the_path() {
+    let folder = TempDir::new().unwrap();
+    let text = folder.path().join("text.gguf");
+    fs::write(&text, "no model").unwrap();
+    let empty = TempDir::new().unwrap();
+    for (path, problem) in [
+        (
+            llama().as_path(),
+            "bytes are too few to measure a drive with",
+        ),
+        (Path::new("no/such.gguf"), "no/such.gguf: "),
+        (folder.path(), "text.gguf: "),
+        (text.as_path(), "text.gguf: "),
+        (empty.path(), "no model here; name one to measure its drive"),
+    ] {
+        let found = doctor(path);
+        let told = found["drive"]["problem"].as_str().unwrap();
+        assert!(told.contains(problem), "{told}");
+        let machine = &found["machine"];
+        assert!(machine["processors"].as_u64() > Some(0));
+        assert!(machine["kernel"].is_string() && machine["kernels"]["name"].is_string());
+        assert!(machine["io_uring"]["available"].is_boolean());
+        assert!(["ring", "uring", "pread"].contains(&found["reader"].as_str().unwrap()));
+        // The cache folder of these tests cannot be made.
+        assert_eq!(found["kept_in"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn lines_name_what_they_are_about() {
+    let text = result(emel("doctor", &llama(), words("-t 1 --io pread")));
+    for part in [
+        "system        Linux ",
+        "processor     ",
+        "kernels       ",
+        "io_uring      ",
+        "cgroup        ",
+        "memory        ",
+        "huge pages    ",
+        "locked memory ",
+        "compute       F32 ",
+        "drive         ",
+        "not measured  ",
+        "reader        pread: as asked\n",
+        "not kept      ",
+    ] {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+}
+
+#[test]
+fn the_kernels_are_those_that_the_environment_asks_for() {
+    let run = |name: &str| {
+        let mut command = command("emel");
+        command.arg("doctor").arg(llama());
+        result(command.env("EMEL_KERNELS", name).output().unwrap())
+    };
+    let text = run("scalar");
+    assert!(
+        text.contains("kernels       scalar, as EMEL_KERNELS asks of "),
+        "{text}"
+    );
+    let text = run("abacus");
+    assert!(
+        text.contains("EMEL_KERNELS=abacus: this machine offers"),
+        "{text}"
+    );
+}
+
+/// A cache folder with a curve for the drive of `model` as `pread` reaches it.
+fn cache_with(model: &Path, curve: &str) -> TempDir {
+    let cache = TempDir::new().unwrap();
+    fs::create_dir(cache.path().join("emel")).unwrap();
+    let id = filesystem_id(model).unwrap();
+    let path = cache.path().join(format!("emel/drive-{id}-pread.txt"));
+    fs::write(path, curve).unwrap();
+    cache
+}
+
+fn plan(model: &Path, cache: &Path, budget: &str) -> std::process::Output {
+    let mut command = command("emel");
+    command.arg("plan").arg(model).env("XDG_CACHE_HOME", cache);
+    let arguments = words("-t 2 --io pread -c 64 --ram-budget");
+    command.args(arguments).arg(budget).output().unwrap()
+}
+
+/// A budget that the small model streams in, on two threads.
+fn streaming_budget(model: &Path) -> String {
+    let output = plan(model, Path::new("/dev/null"), "1");
+    let message = String::from_utf8(output.stderr).unwrap();
+    let (_, rest) = message.split_once("smallest that works is ").unwrap();
+    let mebibytes: u64 = rest.split_once('M').unwrap().0.parse().unwrap();
+    // Just below what would hold the model whole.
+    for kibibytes in (0..mebibytes * 1024).rev().step_by(32) {
+        let budget = format!("{kibibytes}K");
+        let found = plan(model, Path::new("/dev/null"), &budget);
+        if String::from_utf8_lossy(&found.stdout).contains("  per token: ") {
+            return budget;
+        }
+    }
+    panic!("the model never streams: {message}");
+}
+
+#[test]
+fn a_plan_goes_by_a_drive_that_has_been_measured() {
+    let model = llama();
+    let budget = streaming_budget(&model);
+    let unknown = result(plan(&model, Path::new("/dev/null"), &budget));
+    assert!(unknown.contains("a drive of 1 GiB/s allows "), "{unknown}");
+    let cache = cache_with(&model, "emel-drive 1\npoint 1048576 8 2147483648\n");
+    let drive = result(plan(&model, cache.path(), &budget));
+    assert!(drive.contains("this drive's 2.00 GiB/s allow "), "{drive}");
+    let kernels = emel_kernels::Kernels::from_environment().unwrap().name();
+    let path = cache.path().join(format!("emel/compute-{kernels}-2.txt"));
+    fs::write(path, "emel-compute 1\nrate F32 1e10\n").unwrap();
+    let both = result(plan(&model, cache.path(), &budget));
+    assert!(both.contains(": about "), "{both}");
+}
+
+#[test]
+fn a_damaged_measurement_is_told_in_a_line_and_passed_over() {
+    let model = llama();
+    let cache = cache_with(&model, "emel-drive 1\npoint one 8 2\n");
+    let output = plan(&model, cache.path(), "64M");
+    let notes = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(notes.lines().count(), 1, "{notes}");
+    assert!(notes.contains("line 2 makes no sense"), "{notes}");
+    assert!(result(output).contains("planned"));
+}
+
+#[test]
+fn what_doctor_measures_is_kept_and_predicts() {
+    let Some(model) = real_model(SMOLLM2) else {
+        return;
+    };
+    let cache = TempDir::new().unwrap();
+    let mut asked = command("emel");
+    asked
+        .arg("doctor")
+        .arg(&model)
+        .env("XDG_CACHE_HOME", cache.path());
+    asked.args(words("--io pread -t 2 --json"));
+    let found: Value = serde_json::from_str(&result(asked.output().unwrap())).unwrap();
+    assert!(found["drive"]["points"].as_array().unwrap().len() > 1);
+    assert!(found["drive"]["chosen"]["bytes_per_second"].as_f64() > Some(0.0));
+    assert_eq!(found["kept_in"].as_array().unwrap().len(), 2, "{found}");
+    let told = result(plan(&model, cache.path(), "64M"));
+    assert!(told.contains("per token: about "), "{told}");
+}
