@@ -14,12 +14,14 @@ use std::fs::File;
 /// Columns and rows of the tensors of a layer.
 type Layer = Vec<(u64, u64)>;
 
+/// Columns and rows of an expert's matrices, experts, and experts that a token goes to.
+type Mixture = ([(u64, u64); 3], u64, usize);
+
 #[derive(Debug, Clone)]
 struct Shape {
     layers: Vec<Layer>,
     head: Layer,
-    /// Columns and rows of an expert's matrices, experts, and experts that a token goes to.
-    mixtures: Vec<([(u64, u64); 3], u64, usize)>,
+    mixtures: Vec<Mixture>,
     embedding: (u64, u64),
     /// Whether the embedding is the head's first matrix.
     is_tied: bool,
@@ -147,7 +149,7 @@ fn dims() -> impl Strategy<Value = (u64, u64)> {
     ]
 }
 
-fn mixture() -> impl Strategy<Value = ([(u64, u64); 3], u64, usize)> {
+fn mixture() -> impl Strategy<Value = Mixture> {
     let matrix = (1_u64..2000, 1_u64..500);
     let matrices = [matrix.clone(), matrix.clone(), matrix];
     (matrices, 1_u64..40, 1_usize..9)
