@@ -12,7 +12,7 @@ use std::sync::Arc;
 use emel_loader::files::{OpenFile, OpenFiles};
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{Plan, Residency, held_bytes};
-use emel_loader::reader::{self, Backend, io_uring_remedy};
+use emel_loader::reader::{self, Backend};
 use emel_loader::unit::{Stage, WeightUse, partition};
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::fixtures::fixture;
@@ -119,7 +119,7 @@ fn check_refused(error: i32) {
     assert_eq!(told.len(), 1, "{notices:?}");
     let start = format!("reading with pread, because io_uring is refused ({what}): ");
     assert!(told[0].starts_with(&start), "{told:?}");
-    assert!(told[0].ends_with(&io_uring_remedy(&what)), "{told:?}");
+    assert!(told[0].ends_with(&Backend::Uring.remedy(&what)), "{told:?}");
     let (fastest, refused) = reader::fastest();
     assert_eq!(fastest, Backend::Pread);
     let told = refused.iter().map(|(_, it)| it.raw_os_error());
@@ -167,6 +167,8 @@ fn matrix(folder: &Path) -> (PathBuf, Plan, Vec<u8>) {
         file_bytes: catalog.file_bytes(),
         items: Vec::new(),
         residency: vec![Residency::Streamed; units.len()],
+        expert_runs: Vec::new(),
+        expert_slots: None,
         slots: 4,
         slot_bytes: units.iter().map(held_bytes).max().unwrap() as usize,
         row_slot_bytes: 8192,
