@@ -78,6 +78,7 @@ impl Model {
             experts: &self.uses,
             embedding: 0,
             may_map: backend == Backend::Mmap,
+            drive: None,
         };
         let mut plan = Plan::new(&self.catalog, inputs).unwrap();
         assert!(!plan.streams());
