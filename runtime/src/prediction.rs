@@ -6,6 +6,7 @@
 //! units that stream do not come in turns.
 
 use emel_loader::plan::{Plan, Residency};
+use emel_loader::probe::READ_SECONDS;
 
 use crate::blueprint::Blueprint;
 use crate::measurements::ComputeRates;
@@ -27,7 +28,9 @@ impl Prediction {
     pub fn new(blueprint: &Blueprint, rates: &ComputeRates) -> Option<Self> {
         let compute_seconds = compute_seconds(blueprint, rates)?;
         let rate = drive_bytes_per_second(blueprint)?;
-        let read_seconds = blueprint.plan.streamed_bytes() as f64 / rate;
+        let bytes = blueprint.plan.streamed_bytes() as f64;
+        let reads = bytes / mean_read_bytes(&blueprint.plan).max(1) as f64;
+        let read_seconds = bytes / rate + reads * READ_SECONDS;
         Some(Self {
             tokens_per_second: 1.0 / token_seconds(read_seconds, compute_seconds),
             read_seconds,
