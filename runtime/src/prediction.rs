@@ -7,6 +7,7 @@
 
 use emel_loader::expert_slots::EXPERT_PARTS;
 use emel_loader::plan::{ExpertSlotsPlan, Plan, Residency};
+use emel_loader::probe::READ_SECONDS;
 
 use crate::blueprint::Blueprint;
 use crate::measurements::ComputeRates;
@@ -28,7 +29,8 @@ impl Prediction {
     pub fn new(blueprint: &Blueprint, rates: &ComputeRates) -> Option<Self> {
         let compute_seconds = compute_seconds(blueprint, rates)?;
         let rate = drive_bytes_per_second(blueprint)?;
-        let read_seconds = read_bytes(&blueprint.plan) as f64 / rate;
+        let (bytes, reads) = token_reads(&blueprint.plan);
+        let read_seconds = bytes / rate + reads * READ_SECONDS;
         Some(Self {
             tokens_per_second: 1.0 / token_seconds(read_seconds, compute_seconds),
             read_seconds,
@@ -45,18 +47,29 @@ pub fn drive_bytes_per_second(blueprint: &Blueprint) -> Option<f64> {
     match &plan.expert_slots {
         _ if plan.slots > 0 => curve.bytes_per_second(mean_read_bytes(plan), plan.slots),
         Some(experts) => {
-            let reads = experts.used * EXPERT_PARTS;
-            let of_layer = experts.bytes_per_token() / experts.layout.mixtures().max(1) as u64;
-            curve.bytes_per_second(of_layer / reads.max(1) as u64, reads)
+            curve.bytes_per_second(expert_read_bytes(experts), experts.used * EXPERT_PARTS)
         }
         None => None,
     }
 }
 
-/// Bytes that a token reads; of experts, if all are as likely to be chosen.
-fn read_bytes(plan: &Plan) -> u64 {
-    let experts = plan.expert_slots.as_ref();
-    plan.streamed_bytes() + experts.map_or(0, ExpertSlotsPlan::expected_bytes_per_token)
+/// Bytes that a token reads, and in how many reads; of experts, if all are as likely to be
+/// chosen.
+fn token_reads(plan: &Plan) -> (f64, f64) {
+    let units = plan.streamed_bytes() as f64;
+    let unit_reads = units / mean_read_bytes(plan).max(1) as f64;
+    let Some(planned) = &plan.expert_slots else {
+        return (units, unit_reads);
+    };
+    let experts = planned.expected_bytes_per_token() as f64;
+    let expert_reads = experts / expert_read_bytes(planned).max(1) as f64;
+    (units + experts, unit_reads + expert_reads)
+}
+
+/// Bytes of a part of an expert, on average.
+fn expert_read_bytes(experts: &ExpertSlotsPlan) -> u64 {
+    let reads = experts.layout.mixtures() * experts.used * EXPERT_PARTS;
+    experts.bytes_per_token() / reads.max(1) as u64
 }
 
 /// The longer of the two, and the part of the other that does not hide behind it.
