@@ -298,14 +298,7 @@ impl<M: Meaning> Multiply<'_, M> {
             }
         }
         // Written out, because a loop over the four is not always unrolled.
-        self.add_quad(
-            simd,
-            panels,
-            packs,
-            [group, 4 * HALF + 0],
-            lane,
-            &mut counts,
-        );
+        self.add_quad(simd, panels, packs, [group, 4 * HALF], lane, &mut counts);
         self.add_quad(
             simd,
             panels,
