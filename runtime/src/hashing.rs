@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use twox_hash::XxHash64;
 
 /// Hashes what passes through.
+#[derive(Debug)]
 pub(crate) struct Hashing<T> {
     pub(crate) inner: T,
     pub(crate) hasher: XxHash64,

@@ -1,6 +1,7 @@
 //! `emel trace`: which experts each token of a text goes to, as a file.
 
-use std::io::BufWriter;
+use std::fs::File;
+use std::io::{self, BufWriter};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,11 +11,10 @@ use emel_model::routing_log::RoutingLog;
 use half::f16;
 
 use super::ModelOptions;
-use crate::Prompt;
-use crate::SamplerOptions;
 use crate::blueprint::Blueprint;
 use crate::experts::MixtureShape;
-use crate::experts::trace::Trace;
+use crate::experts::trace::{TraceHeader, TraceWriter};
+use crate::{Prompt, SamplerOptions};
 
 /// Options of `emel trace`.
 #[derive(Debug, Args)]
@@ -58,29 +58,37 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     let (tokenizer, vocabulary) = (&blueprint.tokenizer, blueprint.program.vocabulary());
     let ids = Prompt::Text(text).ids(tokenizer, usize::MAX, vocabulary)?;
+    let header = header(&blueprint, ids.len())?;
+    let failed = || format!("{}: cannot write the trace", options.output.display());
     let output = super::create_output(&options.output, &blueprint.catalog, "the trace")?;
-    let trace = Arc::new(Mutex::new(empty_trace(&blueprint)?));
+    let writer = TraceWriter::new(BufWriter::new(output), header).with_context(failed)?;
+    let recorder = Arc::new(Mutex::new(Recorder {
+        writer,
+        failure: None,
+    }));
 
     let context = blueprint.context;
     let engine = super::start(blueprint).await?;
     let spinner = super::spinner("tracing");
     for ids in ids.chunks(context) {
-        let taken = Arc::clone(&trace);
+        let taken = Arc::clone(&recorder);
         engine
             .trace(ids.to_vec(), move |position, tokens, log| {
-                let mut trace = taken.lock().unwrap_or_else(PoisonError::into_inner);
-                (0..tokens).for_each(|token| add(&mut trace, position + token, log, token));
+                let mut recorder = taken.lock().unwrap_or_else(PoisonError::into_inner);
+                recorder.take(position, tokens, log);
             })
             .await?;
     }
     spinner.finish_and_clear();
 
-    let trace = trace.lock().unwrap_or_else(PoisonError::into_inner);
-    trace.write(BufWriter::new(output)).with_context(|| {
-        let path = options.output.display();
-        format!("{path}: cannot write the trace")
-    })?;
-    let header = trace.header();
+    // The engine is done with its shares of it.
+    let recorder = Arc::into_inner(recorder).context("the trace is still being written")?;
+    let Recorder { writer, failure } = recorder
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    failure
+        .map_or_else(|| writer.finish(), Err)
+        .with_context(failed)?;
     let MixtureShape {
         layers,
         experts,
@@ -93,26 +101,47 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn empty_trace(blueprint: &Blueprint) -> anyhow::Result<Trace> {
+fn header(blueprint: &Blueprint, positions: usize) -> anyhow::Result<TraceHeader> {
     let program = &blueprint.program;
     let (experts, used) = program.routing_max();
-    let shape = MixtureShape {
-        layers: program.routers.len(),
-        experts,
-        used,
+    let header = TraceHeader {
+        shape: MixtureShape {
+            layers: program.routers.len(),
+            experts,
+            used,
+        },
+        guesses: program.logged_guesses.unwrap_or(0),
+        identity: blueprint.identity()?,
+        positions: positions as u64,
     };
-    let guesses = program.logged_guesses.unwrap_or(0);
-    Ok(Trace::new(shape, guesses, blueprint.identity()?)?)
+    Ok(header.check()?)
 }
 
-/// Appends a token of a pass.
-fn add(trace: &mut Trace, position: usize, log: &RoutingLog, token: usize) {
-    let layers = 0..log.layers();
-    let choices = layers.clone().flat_map(|layer| log.choices(layer, token));
-    let guesses = layers.flat_map(|layer| log.guesses(layer, token));
-    trace.push(
-        u32::try_from(position).unwrap_or(u32::MAX),
-        choices.map(|choice| (choice.expert as u16, f16::from_f32(choice.weight))),
-        guesses.map(|choice| choice.expert as u16),
-    );
+/// What takes the routing while it goes by.
+struct Recorder {
+    writer: TraceWriter<BufWriter<File>>,
+    failure: Option<io::Error>,
+}
+
+impl Recorder {
+    /// Takes the routing of a pass over `tokens` tokens, the first of them at `position`.
+    fn take(&mut self, position: usize, tokens: usize, log: &RoutingLog) {
+        for token in 0..tokens {
+            if self.failure.is_none() {
+                self.failure = self.write(position + token, log, token).err();
+            }
+        }
+    }
+
+    fn write(&mut self, position: usize, log: &RoutingLog, token: usize) -> io::Result<()> {
+        let layers = 0..log.layers();
+        let choices = layers.clone().flat_map(|layer| log.choices(layer, token));
+        let guesses = layers.flat_map(|layer| log.guesses(layer, token));
+        // The header has been checked: experts fit.
+        self.writer.push(
+            position as u32,
+            choices.map(|choice| (choice.expert as u16, f16::from_f32(choice.weight))),
+            guesses.map(|choice| choice.expert as u16),
+        )
+    }
 }

@@ -167,20 +167,14 @@ impl ExpertCache {
     /// Gives a slot to an expert that has none. Nothing if every slot is taken by an
     /// expert that the layer being computed needs.
     pub fn admit(&mut self, layer: usize, expert: usize) -> Option<Admission> {
-        let victim = match self.free.is_empty() {
-            true => Some(self.victim()?),
-            false => None,
-        };
+        let victim = self.victim_if_full()?;
         Some(self.replace(victim, layer, expert))
     }
 
     /// Gives a slot to an expert that is not needed yet, but only if that evicts nothing
     /// warmer.
     pub fn prefetch(&mut self, layer: usize, expert: usize) -> Option<Admission> {
-        let victim = match self.free.is_empty() {
-            true => Some(self.victim()?),
-            false => None,
-        };
+        let victim = self.victim_if_full()?;
         let is_colder =
             |index: usize| self.wait(index) > self.wait(self.shape.index(layer, expert));
         if victim.is_some_and(|victim| !is_colder(victim)) {
@@ -219,6 +213,15 @@ impl ExpertCache {
         Admission {
             slot: slot as usize,
             evicted,
+        }
+    }
+
+    /// Who has to go for another: nobody while slots are free. Nothing if nobody may.
+    fn victim_if_full(&mut self) -> Option<Option<usize>> {
+        if self.free.is_empty() {
+            self.victim().map(Some)
+        } else {
+            Some(None)
         }
     }
 
@@ -305,5 +308,150 @@ impl Uses {
     /// Times that its layer comes in vain, on average, before the expert is chosen.
     fn wait(&self) -> f32 {
         (1.0 - self.next) / self.chance
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: MixtureShape = MixtureShape {
+        layers: 3,
+        experts: 8,
+        used: 2,
+    };
+
+    /// Routes a layer and gives its experts slots; says how many had one.
+    fn step(cache: &mut ExpertCache, layer: usize, chosen: &[usize]) -> usize {
+        cache.route(layer, chosen);
+        let missing = |cache: &ExpertCache, expert| cache.slot(layer, expert).is_none();
+        let mut hits = chosen.len();
+        for &expert in chosen {
+            if missing(cache, expert) {
+                cache
+                    .admit(layer, expert)
+                    .expect("a slot for all of a layer");
+                hits -= 1;
+            }
+        }
+        assert!(chosen.iter().all(|&expert| !missing(cache, expert)));
+        hits
+    }
+
+    /// Every slot has one expert, and every resident expert one slot.
+    fn assert_consistent(cache: &ExpertCache, slots: usize) {
+        let mut taken: Vec<usize> = (0..SHAPE.all())
+            .filter_map(|index| cache.slot(index / SHAPE.experts, index % SHAPE.experts))
+            .chain(cache.free.iter().map(|&slot| slot as usize))
+            .collect();
+        taken.sort_unstable();
+        assert_eq!(taken, (0..slots).collect::<Vec<_>>());
+    }
+
+    /// Two experts out of eight, whichever.
+    fn any_two(seed: &mut u32) -> [usize; 2] {
+        *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let first = (*seed >> 29) as usize;
+        [first, (first + 1 + (*seed >> 20) as usize % 7) % 8]
+    }
+
+    #[test]
+    fn experts_of_the_layer_at_hand_are_never_evicted() {
+        let mut seed = 7;
+        for slots in 2..SHAPE.all() {
+            let mut cache = ExpertCache::new(SHAPE, slots);
+            for round in 0..300 {
+                step(&mut cache, round % SHAPE.layers, &any_two(&mut seed));
+                assert_consistent(&cache, slots);
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_cache_of_needed_experts_admits_nothing() {
+        let mut cache = ExpertCache::new(SHAPE, 2);
+        assert_eq!(step(&mut cache, 0, &[3, 4]), 0);
+        assert_eq!(cache.admit(0, 5), None);
+        assert_eq!(cache.prefetch(1, 5), None);
+        cache.route(1, &[0, 1]);
+        let admission = cache
+            .admit(1, 0)
+            .expect("nothing of this layer is resident");
+        assert_eq!(admission.evicted, Some((0, 3)));
+    }
+
+    #[test]
+    fn an_expert_that_is_finished_makes_room_for_others_of_its_layer() {
+        let mut cache = ExpertCache::new(SHAPE, 2);
+        step(&mut cache, 0, &[3, 4]);
+        assert_eq!(cache.admit(0, 5), None);
+        cache.finish(4);
+        let admission = cache.admit(0, 5).expect("the finished one's slot");
+        assert_eq!(admission.evicted, Some((0, 4)));
+    }
+
+    #[test]
+    fn what_is_used_always_stays_and_what_was_used_once_goes() {
+        let mut cache = ExpertCache::new(SHAPE, 7);
+        let mut seed = 1;
+        let mut hits = 0;
+        for _ in 0..200 {
+            for layer in 0..SHAPE.layers {
+                let [other, _] = any_two(&mut seed);
+                hits += step(&mut cache, layer, &[0, other.max(1)]);
+            }
+        }
+        // The expert that is in all layers always hits, but for the first time.
+        assert!(hits > 3 * 199, "{hits}");
+        assert!(cache.chance(0, 0) > 0.9 && cache.chance(0, 2) < 0.3);
+    }
+
+    #[test]
+    fn of_equal_experts_those_go_first_whose_layer_comes_last() {
+        let mut cache = ExpertCache::new(SHAPE, 6);
+        for layer in 0..SHAPE.layers {
+            step(&mut cache, layer, &[0, 1]);
+        }
+        cache.route(0, &[0, 1]);
+        let admission = cache.admit(1, 5).expect("a slot");
+        assert_eq!(admission.evicted, Some((2, 0)));
+    }
+
+    #[test]
+    fn a_prefetch_evicts_nothing_warmer_than_the_guess() {
+        let mut cache = ExpertCache::new(SHAPE, 6);
+        for _ in 0..20 {
+            for layer in 0..SHAPE.layers {
+                step(&mut cache, layer, &[0, 1]);
+            }
+        }
+        cache.route(0, &[0, 1]);
+        cache.expect(1, 5, 0.05);
+        assert_eq!(cache.prefetch(1, 5), None);
+        cache.expect(1, 0, 0.0);
+        cache.expect(1, 5, 0.99);
+        let admission = cache.prefetch(1, 5).expect("colder than that");
+        assert!(admission.evicted.is_some_and(|evicted| evicted != (0, 0)));
+    }
+
+    #[test]
+    fn a_cache_takes_the_bytes_that_are_planned() {
+        let cache = ExpertCache::new(SHAPE, 5);
+        let found = size_of_val(&*cache.slots)
+            + size_of_val(&*cache.free)
+            + size_of_val(&*cache.uses)
+            + size_of_val(&*cache.needed)
+            + size_of_val(&*cache.coldest);
+        assert_eq!(found, ExpertCache::required_bytes(SHAPE, 5));
+    }
+
+    #[test]
+    fn a_warmed_cache_begins_with_what_was_hot() {
+        let mut cache = ExpertCache::new(SHAPE, 4);
+        let mut heats = vec![0.1; SHAPE.all()];
+        heats[SHAPE.index(1, 6)] = 0.8;
+        cache.warm(&heats);
+        assert!(cache.chance(1, 6) > 0.5 && cache.chance(1, 5) < 0.2);
+        assert_eq!(cache.heats().collect::<Vec<_>>(), heats);
     }
 }

@@ -74,9 +74,10 @@ impl Predictor {
         }
     }
 
-    /// Goes on with a table that was learnt before.
+    /// Begins with a table that an earlier run has learnt.
     pub fn set_table(&mut self, table: Coactivation) {
         self.table = table;
+        self.table.fade();
     }
 
     /// What was learnt.

@@ -121,7 +121,11 @@ impl TraceHeader {
         (4 + layers * used * 4 + (layers - 1) * self.guesses * 2) as u64
     }
 
-    fn check(self) -> Result<Self, TraceError> {
+    /// The header, if a model can be like this.
+    ///
+    /// # Errors
+    /// When it has more layers or experts than any model.
+    pub fn check(self) -> Result<Self, TraceError> {
         let (shape, guesses) = (self.shape, self.guesses);
         let is_sane = (1..=LAYERS_MAX).contains(&shape.layers)
             && (1..=EXPERTS_MAX).contains(&shape.experts)
@@ -282,27 +286,17 @@ impl Trace {
     /// # Errors
     /// When the writer fails.
     pub fn write(&self, out: impl Write) -> io::Result<()> {
-        let mut out = Hashing::new(out);
-        self.header.write(&mut out)?;
-        let MixtureShape { layers, used, .. } = self.header.shape;
-        let mut record = Vec::with_capacity(self.header.position_bytes() as usize);
+        let mut writer = TraceWriter::new(out, self.header)?;
+        let layers = 0..self.header.shape.layers;
         for index in 0..self.len() {
-            record.clear();
-            record.extend(self.positions[index].to_le_bytes());
-            for layer in 0..layers {
-                let place = (index * layers + layer) * used..;
-                let experts = &self.experts[place.clone()][..used];
-                record.extend(experts.iter().flat_map(|expert| expert.to_le_bytes()));
-                let weights = &self.weights[place][..used];
-                record.extend(weights.iter().flat_map(|weight| weight.to_le_bytes()));
-            }
-            let ahead = (0..layers).flat_map(|layer| self.guesses(index, layer));
-            record.extend(ahead.flat_map(|expert| expert.to_le_bytes()));
-            out.write_all(&record)?;
+            let choices = layers.clone().flat_map(|layer| {
+                let weights = self.weights(index, layer).iter().copied();
+                self.experts(index, layer).iter().copied().zip(weights)
+            });
+            let guesses = layers.clone().flat_map(|layer| self.guesses(index, layer));
+            writer.push(self.positions[index], choices, guesses.copied())?;
         }
-        let Hashing { mut inner, hasher } = out;
-        inner.write_all(&hasher.finish().to_le_bytes())?;
-        inner.flush()
+        writer.finish()
     }
 
     /// Reads a file of `file_bytes` bytes, and checks all of it. Takes no more memory than
@@ -379,6 +373,75 @@ impl Trace {
     }
 }
 
+/// Writes a trace position by position, and holds but one.
+#[derive(Debug)]
+pub struct TraceWriter<W> {
+    header: TraceHeader,
+    out: Hashing<W>,
+    record: Vec<u8>,
+}
+
+impl<W: Write> TraceWriter<W> {
+    /// Begins a trace; as many positions follow as the header states.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    pub fn new(out: W, header: TraceHeader) -> io::Result<Self> {
+        let mut out = Hashing::new(out);
+        header.write(&mut out)?;
+        Ok(Self {
+            header,
+            out,
+            record: Vec::with_capacity(header.position_bytes() as usize),
+        })
+    }
+
+    /// Writes a token at `position` of its context, as [`Trace::push`] takes it.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    ///
+    /// # Panics
+    /// When there are more or fewer choices or guesses than the header states.
+    pub fn push(
+        &mut self,
+        position: u32,
+        choices: impl IntoIterator<Item = Chosen>,
+        guesses: impl IntoIterator<Item = u16>,
+    ) -> io::Result<()> {
+        let (start, used) = (4, self.header.shape.used);
+        self.record.clear();
+        self.record.resize(self.header.position_bytes() as usize, 0);
+        self.record[..start].copy_from_slice(&position.to_le_bytes());
+        let ahead = start + self.header.shape.layers * used * 4;
+        let mut count = 0;
+        for (index, (expert, weight)) in choices.into_iter().enumerate() {
+            let at = start + index / used * used * 4 + index % used * 2;
+            self.record[at..at + 2].copy_from_slice(&expert.to_le_bytes());
+            self.record[at + used * 2..][..2].copy_from_slice(&weight.to_le_bytes());
+            count = index + 1;
+        }
+        assert_eq!(start + count * 4, ahead, "choices");
+        count = 0;
+        for (index, expert) in guesses.into_iter().enumerate() {
+            self.record[ahead + index * 2..][..2].copy_from_slice(&expert.to_le_bytes());
+            count = index + 1;
+        }
+        assert_eq!(ahead + count * 2, self.record.len(), "guesses");
+        self.out.write_all(&self.record)
+    }
+
+    /// Ends the trace.
+    ///
+    /// # Errors
+    /// When the writer fails.
+    pub fn finish(self) -> io::Result<()> {
+        let Hashing { mut inner, hasher } = self.out;
+        inner.write_all(&hasher.finish().to_le_bytes())?;
+        inner.flush()
+    }
+}
+
 /// The experts of a layer, if each is one of the model's and there but once.
 fn checked_ids(ids: Vec<u16>, experts: usize) -> Result<Vec<u16>, String> {
     for (index, &id) in ids.iter().enumerate() {
@@ -401,5 +464,115 @@ fn short_or(error: io::Error) -> TraceError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => TraceError::Foreign,
         _ => TraceError::Read(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use twox_hash::XxHash64;
+
+    use super::*;
+
+    const SHAPE: MixtureShape = MixtureShape {
+        layers: 2,
+        experts: 300,
+        used: 2,
+    };
+    /// Bytes of a position: its number, two layers of two experts, three guesses.
+    const RECORD: usize = 4 + 2 * 2 * 4 + 3 * 2;
+    const HEADER: usize = TraceHeader::BYTES as usize;
+
+    fn trace() -> Trace {
+        let mut trace = Trace::new(SHAPE, 3, 77).expect("a sane shape");
+        for position in 0..3 {
+            let choices = [299, 0, 5, position].map(|id| (id, f16::from_f32(0.25)));
+            trace.push(u32::from(position), choices, [7, 8, 299]);
+        }
+        trace
+    }
+
+    fn bytes() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        trace().write(&mut bytes).expect("memory takes it");
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
+        Trace::read(bytes, bytes.len() as u64)
+    }
+
+    /// What is said of a trace after a change, its checksum made right again.
+    fn refused(change: impl FnOnce(&mut Vec<u8>)) -> String {
+        let mut bytes = bytes();
+        change(&mut bytes);
+        let end = bytes.len() - 8;
+        let (content, hash) = bytes.split_at_mut(end);
+        hash.copy_from_slice(&XxHash64::oneshot(0, content).to_le_bytes());
+        read(&bytes).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn what_is_written_comes_back() {
+        let found = read(&bytes()).expect("a good trace");
+        assert_eq!(found, trace());
+        assert_eq!(found.experts(2, 0), [299, 0]);
+        assert_eq!(found.guesses(1, 1), [7, 8, 299]);
+        assert!(found.guesses(1, 0).is_empty());
+        assert!(found.follows(1) && !found.follows(0));
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_is_refused() {
+        let good = bytes();
+        for length in 0..good.len() {
+            assert!(read(&good[..length]).is_err(), "{length} bytes");
+        }
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x40;
+            assert!(read(&bad).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_bad_number_is_named() {
+        let put = |at: usize, number: u16| {
+            move |bytes: &mut Vec<u8>| bytes[at..at + 2].copy_from_slice(&number.to_le_bytes())
+        };
+        let second = HEADER + RECORD + 4;
+        let found = refused(put(second, 300));
+        assert!(found.contains("position 1: expert 300 of 300"), "{found}");
+        let found = refused(put(second, 0));
+        assert!(found.contains("expert 0 twice in a layer"), "{found}");
+        let found = refused(put(second + 4, 0x7c00));
+        assert!(found.contains("a weight is inf"), "{found}");
+        let found = refused(put(HEADER + RECORD - 2, 999));
+        assert!(found.contains("position 0: expert 999 of 300"), "{found}");
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_before_memory_is_taken() {
+        for (at, what) in [
+            (12, "layers"),
+            (16, "experts"),
+            (20, "of them used"),
+            (24, "guessed"),
+        ] {
+            let found = refused(|bytes| bytes[at..at + 4].fill(0xff));
+            assert!(
+                found.contains("4294967295") && found.contains(what),
+                "{found}"
+            );
+        }
+        let found = refused(|bytes| bytes[36..44].fill(0xff));
+        assert!(found.contains("bytes, expected"), "{found}");
+        let found = Trace::read(&[][..], u64::MAX).expect_err("refused");
+        assert!(matches!(found, TraceError::TooLong { .. }));
+    }
+
+    #[test]
+    fn other_files_and_versions_are_refused() {
+        assert!(refused(|bytes| bytes[0] = b'X').contains("this is no trace"));
+        assert!(refused(|bytes| bytes[8] = 9).contains("format 9, expected 1"));
     }
 }

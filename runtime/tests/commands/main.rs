@@ -11,6 +11,7 @@ mod conversation;
 mod info;
 mod model;
 mod render;
+mod replay;
 mod result;
 mod session;
 
