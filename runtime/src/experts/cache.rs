@@ -381,6 +381,16 @@ mod tests {
     }
 
     #[test]
+    fn an_expert_that_is_finished_makes_room_for_others_of_its_layer() {
+        let mut cache = ExpertCache::new(SHAPE, 2);
+        step(&mut cache, 0, &[3, 4]);
+        assert_eq!(cache.admit(0, 5), None);
+        cache.finish(4);
+        let admission = cache.admit(0, 5).expect("the finished one's slot");
+        assert_eq!(admission.evicted, Some((0, 4)));
+    }
+
+    #[test]
     fn what_is_used_always_stays_and_what_was_used_once_goes() {
         let mut cache = ExpertCache::new(SHAPE, 7);
         let mut seed = 1;
