@@ -45,6 +45,16 @@ impl Panel {
         rows: &PackRows<'_, F::Raw>,
     ) {
         F::unpack_scales(simd, rows, &mut self.scales);
+        F::unpack_quants(simd, rows, self);
+    }
+
+    /// Unpacks 256 columns row by row and lays the rows side by side.
+    #[inline(always)]
+    pub(crate) fn transpose_rows<S: Simd, F: QuantisedBlock>(
+        &mut self,
+        simd: S,
+        rows: &PackRows<'_, F::Raw>,
+    ) {
         for (row, blocks) in rows.iter().enumerate() {
             let quads = F::unpack_row(simd, blocks);
             for (quads, rows) in quads.iter().zip(&mut self.rows) {

@@ -43,7 +43,7 @@ mod tq2_0;
 
 use crate::activations::GROUP_ELEMENTS;
 use crate::arch::{PANEL_ROWS, Simd, lane_of};
-use crate::panel::PanelScales;
+use crate::panel::{Panel, PanelScales};
 
 /// How a dot product wants the activations of a format's matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +91,15 @@ pub(crate) trait QuantisedBlock: Block {
     /// Unpacks 256 weights of a row: the sixteen halves of its eight groups side by side in the
     /// order of [`lane_of`](crate::arch::lane_of), four bytes of each in each result.
     fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4];
+    /// Unpacks the weights of 256 columns of sixteen rows, side by side. To lay packed bytes side by
+    /// side and then unpack them takes fewer shuffles; common formats do so.
+    #[inline(always)]
+    fn unpack_quants<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel)
+    where
+        Self: Sized,
+    {
+        panel.transpose_rows::<S, Self>(simd, rows);
+    }
 }
 
 /// The blocks of 256 columns, one of 256 or eight of 32, of sixteen rows.

@@ -4,10 +4,10 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at,
-    halves_of_nibbles, parts_of_eight, store_scales,
+    halves_of_nibbles, parts, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::PanelScales;
+use crate::panel::{Panel, PanelScales};
 
 /// 32 weights in 18 bytes.
 pub(crate) enum Q4_0 {}
@@ -47,5 +47,17 @@ impl QuantisedBlock for Q4_0 {
     #[inline(always)]
     fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
         halves_of_nibbles(simd, &parts_of_eight(blocks, 2))
+    }
+
+    #[inline(always)]
+    fn unpack_quants<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        for (group, quants) in panel.quants.iter_mut().enumerate() {
+            let quads = simd.interleave_half(&parts(&blocks_at(rows, group), 2));
+            let (first, second) = quants.split_at_mut(4);
+            for (quads, (first, second)) in quads.into_iter().zip(first.iter_mut().zip(second)) {
+                simd.store_quads(simd.quad_bits(quads, 0, 15), first);
+                simd.store_quads(simd.quad_bits(quads, 4, 15), second);
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::PanelScales;
+use crate::panel::{Panel, PanelScales};
 
 /// 256 weights in 144 bytes.
 pub(crate) enum Q4K {}
@@ -54,6 +54,19 @@ impl QuantisedBlock for Q4K {
     #[inline(always)]
     fn unpack_row<S: Simd>(simd: S, blocks: &[Self::Raw]) -> [S::Quads; 4] {
         halves_of_pairs(simd, part(&blocks[0], 16))
+    }
+
+    #[inline(always)]
+    fn unpack_quants<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        let (pairs, _) = panel.quants.as_chunks_mut::<2>();
+        for (pair, [even, odd]) in pairs.iter_mut().enumerate() {
+            let quads = simd.interleave(&parts(&blocks, 16 + 32 * pair));
+            for (quads, (even, odd)) in quads.into_iter().zip(even.iter_mut().zip(odd)) {
+                simd.store_quads(simd.quad_bits(quads, 0, 15), even);
+                simd.store_quads(simd.quad_bits(quads, 4, 15), odd);
+            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     parts,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::PanelScales;
+use crate::panel::{Panel, PanelScales};
 
 /// 256 weights in 210 bytes.
 pub(crate) enum Q6K {}
@@ -77,5 +77,24 @@ impl QuantisedBlock for Q6K {
             *quads = simd.or_shifted(nibbles, simd.quad_bits_each(upper, &PAIRS, 3));
         }
         quads
+    }
+
+    #[inline(always)]
+    fn unpack_quants<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        let blocks = blocks_at(rows, 0);
+        let (halves, _) = panel.quants.as_chunks_mut::<4>();
+        for (half, runs) in halves.iter_mut().enumerate() {
+            let upper = simd.interleave(&parts(&blocks, 128 + 32 * half));
+            for odd in 0..2 {
+                let low = simd.interleave(&parts(&blocks, 64 * half + 32 * odd));
+                for (quad, (low, upper)) in low.into_iter().zip(upper).enumerate() {
+                    for run in [odd, odd + 2] {
+                        let nibbles = simd.quad_bits(low, 4 * (run as u32 / 2), 15);
+                        let pairs = simd.quad_bits(upper, 2 * run as u32, 3);
+                        simd.store_quads(simd.or_shifted(nibbles, pairs), &mut runs[run][quad]);
+                    }
+                }
+            }
+        }
     }
 }

@@ -5,10 +5,10 @@
 
 use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
-    halves_of_groups, parts_of_eight, store_scales,
+    halves_of_groups, parts, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::PanelScales;
+use crate::panel::{Panel, PanelScales};
 
 /// 32 weights in 34 bytes.
 pub(crate) enum Q8_0 {}
@@ -50,5 +50,15 @@ impl QuantisedBlock for Q8_0 {
             *quads = simd.raise_quads(*quads);
         }
         quads
+    }
+
+    #[inline(always)]
+    fn unpack_quants<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, panel: &mut Panel) {
+        for (group, quants) in panel.quants.iter_mut().enumerate() {
+            let quads = simd.interleave(&parts(&blocks_at(rows, group), 2));
+            for (quads, out) in quads.into_iter().zip(quants) {
+                simd.store_quads(simd.raise_quads(quads), out);
+            }
+        }
     }
 }

@@ -106,6 +106,7 @@ impl<F: QuantisedBlock> Routine for Unpack<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let rows = strip::<F>(&self.weights, self.first_row, self.rows);
+        self.prefetch_next(simd, &rows);
         let padded;
         let rows = match whole_pack::<F>(&rows, self.pack) {
             Some(rows) => rows,
@@ -115,6 +116,31 @@ impl<F: QuantisedBlock> Routine for Unpack<'_, F> {
             }
         };
         self.panel.unpack::<S, F>(simd, &rows);
+    }
+}
+
+impl<F: QuantisedBlock> Unpack<'_, F> {
+    /// Asks for what will be unpacked next, which arrives while this panel is multiplied: the next
+    /// 256 columns of each row or, at their end, the first of the next strip.
+    ///
+    /// Two panels' rows are 32 streams, too many for the hardware's own prefetchers.
+    #[inline(always)]
+    fn prefetch_next<S: Simd>(&self, simd: S, rows: &PackRows<'_, F::Raw>) {
+        const LINE_BYTES: usize = 64;
+        let pack_bytes = PACK_ELEMENTS / F::ELEMENTS * size_of::<F::Raw>();
+        let row_bytes = self.weights.row_bytes();
+        let offset = (self.pack + 1) * pack_bytes;
+        let ahead = if offset < row_bytes {
+            offset
+        } else {
+            PANELS * PANEL_ROWS * row_bytes
+        };
+        for row in rows {
+            let next = row.as_ptr().cast::<u8>().wrapping_add(ahead);
+            for line in 0..pack_bytes.div_ceil(LINE_BYTES) {
+                simd.prefetch(next.wrapping_add(line * LINE_BYTES));
+            }
+        }
     }
 }
 
