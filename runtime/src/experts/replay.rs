@@ -289,7 +289,9 @@ fn demands(trace: &Trace, layers: Range<usize>) -> Vec<(u32, u32)> {
             experts.map(move |expert| (index as u32, expert))
         })
     };
-    (0..trace.len()).flat_map(of_token).collect()
+    let mut demands = Vec::with_capacity(trace.len() * layers.len() * shape.used);
+    demands.extend((0..trace.len()).flat_map(of_token));
+    demands
 }
 
 /// Every expert has a worth, which changes only when it is used, and the least worthy

@@ -32,7 +32,7 @@ use crate::hashing::Hashing;
 const MAGIC: [u8; 8] = *b"EMELTRCE";
 const VERSION: u32 = 1;
 /// As far as a trace is held in memory, of which it takes no more than in the file, and its
-/// replay up to five times as much.
+/// replay up to four times as much.
 const FILE_BYTES_MAX: u64 = 1 << 28;
 /// More than any model has.
 pub(crate) const LAYERS_MAX: usize = 1 << 10;
