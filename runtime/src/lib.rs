@@ -36,6 +36,7 @@ mod session;
 mod stream;
 mod token_text;
 mod usage;
+mod whole_file;
 
 pub use blueprint::{Io, Settings};
 pub use budget::RamBudget;

@@ -14,11 +14,11 @@
 //! All numbers are little-endian. A file is written beside its place and moved there when
 //! it is whole, so there is never a part of one.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::hash::Hasher;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use emel_loader::files::OpenFiles;
@@ -26,10 +26,10 @@ use emel_loader::gguf::{Catalog, Extent, Tensor};
 use emel_loader::reader::ReadError;
 use emel_model::kv_cache::KvType;
 use emel_model::state::{SequenceState, StateError};
-use tempfile::NamedTempFile;
 use twox_hash::XxHash64;
 
 use crate::hashing::Hashing;
+use crate::whole_file::{begins_with, end_of_links, file_beside, write_whole};
 
 const MAGIC: [u8; 8] = *b"EMELSESS";
 /// Changes whenever what follows it is laid out or computed otherwise.
@@ -39,10 +39,6 @@ const VERSION: u32 = 2;
 /// the largest models have fewer.
 const SAMPLES: usize = 4096;
 const SAMPLE_BYTES: u64 = 512;
-
-/// Symbolic links that lead to a session, one to another, at most; as many as Linux
-/// follows.
-const LINKS_MAX: usize = 40;
 
 /// Why a session cannot be saved or restored.
 #[derive(Debug, thiserror::Error)]
@@ -144,37 +140,23 @@ impl SessionKind {
     /// # Errors
     /// When the path holds something else, or cannot be written.
     pub(crate) fn save(&self, path: &Path, state: &SequenceState) -> Result<usize, SessionError> {
-        let path = &end_of_links(path)?;
-        let is_there = path.exists();
-        if is_there && !is_session(path)? {
+        if path.exists() && !is_session(path)? {
             return Err(SessionError::Foreign);
         }
-        let mut file = file_beside(path)?;
-        let written = self.write(file.as_file_mut(), state).and_then(|()| {
-            if is_there {
-                file.as_file()
-                    .set_permissions(fs::metadata(path)?.permissions())?;
-            }
-            file.as_file().sync_all()
-        });
-        written.map_err(SessionError::Write)?;
-        file.persist(path)
-            .map_err(|error| SessionError::Write(error.error))?;
-        sync_folder(path).map_err(SessionError::Write)?;
+        write_whole(path, |out| self.write(out, state)).map_err(SessionError::Write)?;
         Ok(state.tokens().len())
     }
 
-    fn write(&self, file: &mut File, state: &SequenceState) -> io::Result<()> {
-        let mut out = Hashing::new(BufWriter::new(file));
+    fn write(&self, out: &mut impl Write, state: &SequenceState) -> io::Result<()> {
+        let mut out = Hashing::new(out);
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         out.write_all(&ggml_type(self.kv_type).to_le_bytes())?;
         out.write_all(&self.identity.to_le_bytes())?;
         out.write_all(&u32::from(self.is_long()).to_le_bytes())?;
         state.write(&mut out)?;
-        let Hashing { mut inner, hasher } = out;
-        inner.write_all(&hasher.finish().to_le_bytes())?;
-        inner.flush()
+        let Hashing { inner, hasher } = out;
+        inner.write_all(&hasher.finish().to_le_bytes())
     }
 
     /// Replaces the state by the one in the file and says how many tokens it stands for.
@@ -224,8 +206,8 @@ impl SessionKind {
     /// # Errors
     /// When the folder takes no files, or the file cannot be read or is none of this kind.
     pub(crate) fn check(&self, path: &Path, context: usize) -> Result<(), SessionError> {
-        let path = &end_of_links(path)?;
-        drop(file_beside(path)?);
+        let path = &end_of_links(path).map_err(SessionError::Read)?;
+        drop(file_beside(path).map_err(SessionError::Write)?);
         if !path.exists() {
             return Ok(());
         }
@@ -404,45 +386,6 @@ fn ggml_type(kv_type: KvType) -> u32 {
     }
 }
 
-/// The path that symbolic links at `path` lead to, whether or not anything is there.
-fn end_of_links(path: &Path) -> Result<PathBuf, SessionError> {
-    let mut path = path.to_owned();
-    for _ in 0..=LINKS_MAX {
-        match fs::read_link(&path) {
-            Ok(target) => path = folder_of(&path).join(target),
-            // What is no link ends them; what cannot be looked at is noticed in its use.
-            Err(_) => return Ok(path),
-        }
-    }
-    let message = "symbolic links lead in a circle";
-    Err(SessionError::Read(io::Error::other(message)))
-}
-
-/// The folder that a path is in.
-pub(crate) fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// A new file in the folder of `path`, which is gone again unless it is kept.
-fn file_beside(path: &Path) -> Result<NamedTempFile, SessionError> {
-    NamedTempFile::new_in(folder_of(path)).map_err(SessionError::Write)
-}
-
-/// Makes a new name in the folder of `path` outlast a loss of power.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    // A folder may take files and not be readable, and some filesystems sync no folders.
-    let Ok(folder) = File::open(folder_of(path)) else {
-        return Ok(());
-    };
-    match folder.sync_all() {
-        Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
-        _ => Ok(()),
-    }
-}
-
 fn open_file(path: &Path) -> Result<File, SessionError> {
     // Without O_NONBLOCK, opening a FIFO waits for a writer that may never come.
     let file = OpenOptions::new()
@@ -465,12 +408,7 @@ fn open_file(path: &Path) -> Result<File, SessionError> {
 }
 
 fn is_session(path: &Path) -> Result<bool, SessionError> {
-    let mut file = open_file(path)?;
-    match read_array(&mut file).map_err(foreign_if_short) {
-        Ok(magic) => Ok(magic == MAGIC),
-        Err(SessionError::Foreign) => Ok(false),
-        Err(error) => Err(error),
-    }
+    begins_with(open_file(path)?, MAGIC).map_err(SessionError::Read)
 }
 
 fn read_array<const N: usize>(input: &mut impl Read) -> Result<[u8; N], SessionError> {

@@ -9,6 +9,21 @@ pub const SMOLLM2: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 /// See [`SMOLLM2`].
 pub const GEMMA3: &str = "gemma3-270m-q4_k_m.gguf";
 
+/// Every architecture with experts, as `arch/{name}.gguf`.
+pub const MIXTURES: [&str; 11] = [
+    "mixtral",
+    "qwen2moe",
+    "qwen3moe",
+    "qwen35moe",
+    "olmoe",
+    "granitemoe",
+    "glm4moe",
+    "minimax-m2",
+    "gpt-oss",
+    "lfm2moe",
+    "deepseek2",
+];
+
 /// A file in `tests/fixtures/`.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

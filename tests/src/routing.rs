@@ -40,11 +40,7 @@ pub fn trace(text: &str, guesses: usize) -> Trace {
         };
         let choices = (0..SHAPE.layers).flat_map(|layer| of_layer(&experts, layer, SHAPE.used));
         let guessed = (1..SHAPE.layers).flat_map(|layer| of_layer(&ahead, layer - 1, guesses));
-        trace.push(
-            (position % CONTEXT) as u32,
-            choices.map(|expert| (expert, Default::default())),
-            guessed,
-        );
+        trace.push((position % CONTEXT) as u32, choices, guessed);
     }
     trace
 }

@@ -16,23 +16,8 @@ use emel_loader::files::OpenFiles;
 use emel_loader::plan::Plan;
 use emel_loader::weights::Pass;
 use emel_model::forward::Batch;
-use emel_tests::fixtures::fixture;
+use emel_tests::fixtures::{MIXTURES, fixture};
 use emel_tests::run::{READERS, block_on, greedy, logits, settings, smallest_budget};
-
-/// Every architecture with experts.
-const MODELS: [&str; 11] = [
-    "mixtral",
-    "qwen2moe",
-    "qwen3moe",
-    "qwen35moe",
-    "olmoe",
-    "granitemoe",
-    "glm4moe",
-    "minimax-m2",
-    "gpt-oss",
-    "lfm2moe",
-    "deepseek2",
-];
 
 fn model(name: &str) -> std::path::PathBuf {
     fixture("arch").join(format!("{name}.gguf"))
@@ -64,10 +49,17 @@ fn budget_where(model: &Path, settings: &Settings, is_as_wanted: impl Fn(&Plan) 
     low
 }
 
+/// Whether there are more slots than a layer needs for a token, or all experts fit.
+fn has_slots_to_spare(plan: &Plan) -> bool {
+    plan.expert_slots
+        .as_ref()
+        .is_none_or(|experts| experts.slots > experts.used)
+}
+
 #[test]
 fn the_bits_are_those_of_the_resident_model_for_any_number_of_slots_and_any_reader() {
     let tokens: Vec<u32> = (0..50).map(|index| index * 47 % 384).collect();
-    for name in MODELS {
+    for name in MIXTURES {
         let model = model(name);
         let mut base = settings(1 << 30, tokens.len());
         base.all_logits = true;
@@ -106,7 +98,7 @@ fn the_bits_are_those_of_the_resident_model_for_any_number_of_slots_and_any_read
 
 #[test]
 fn decoding_goes_on_like_the_resident_model() {
-    for name in MODELS {
+    for name in MIXTURES {
         let model = model(name);
         let base = settings(1 << 30, 64);
         let (expected, usage) = greedy(&model, base.clone(), &[5, 80, 300], 40).unwrap();
@@ -122,14 +114,10 @@ fn decoding_goes_on_like_the_resident_model() {
 
 #[test]
 fn an_expert_is_read_at_most_once_for_a_chunk_however_few_slots_there_are() {
-    for name in MODELS {
+    for name in MIXTURES {
         let model = model(name);
         let mut small = settings(1 << 30, 96);
-        let has_few = |plan: &Plan| match &plan.expert_slots {
-            Some(experts) => experts.slots > experts.used,
-            None => true,
-        };
-        small.ram_budget = RamBudget::Bytes(budget_where(&model, &small, has_few));
+        small.ram_budget = RamBudget::Bytes(budget_where(&model, &small, has_slots_to_spare));
         let blueprint = Blueprint::new(&model, small).unwrap();
         let planned = blueprint.plan.expert_slots.clone().unwrap();
         let groups = &blueprint.program.expert_uses;
@@ -179,7 +167,7 @@ fn an_expert_is_read_at_most_once_for_a_chunk_however_few_slots_there_are() {
 
 #[test]
 fn a_budget_holds_the_experts_of_a_layer_or_is_refused_with_one_that_does() {
-    for name in MODELS {
+    for name in MIXTURES {
         let model = model(name);
         let base = settings(0, 64);
         let smallest = smallest_budget(&model, &base);
@@ -195,7 +183,7 @@ fn a_budget_holds_the_experts_of_a_layer_or_is_refused_with_one_that_does() {
 
 #[test]
 fn what_every_token_needs_is_pinned_before_experts_get_more_slots() {
-    for name in MODELS {
+    for name in MIXTURES {
         let model = model(name);
         let base = settings(0, 64);
         let smallest = smallest_budget(&model, &base);
@@ -225,39 +213,56 @@ fn a_pass_that_was_cancelled_or_dropped_does_not_show_in_the_next() {
         logit_tokens: 1,
     };
     let model = model("qwen2moe");
-    let mut small = settings(1 << 30, 96);
-    small.ram_budget = RamBudget::Bytes(smallest_budget(&model, &small));
-    let blueprint = Blueprint::new(&model, small).unwrap();
-    for &backend in READERS.iter() {
-        block_on(async {
-            let files = OpenFiles::open([model.as_path()], backend.needs_buffers()).unwrap();
-            let files = Arc::new(files);
-            let mut generator = Generator::build(&blueprint, &files, backend, &mut |_| {})
-                .await
-                .unwrap();
-            let mut expected = None;
-            for round in 0..60 {
-                let asked = Cell::new(0);
-                let is_cancelled = || {
-                    asked.set(asked.get() + 1);
-                    round % 2 == 0 && asked.get() > round
-                };
-                {
-                    let mut pass = pin!(generator.pass(batch, Pass::Full, &is_cancelled));
-                    for _ in 0..=round {
-                        let mut context = Context::from_waker(Waker::noop());
-                        if pass.as_mut().poll(&mut context).is_ready() {
-                            break;
-                        }
-                    }
+    let base = settings(1 << 30, 96);
+    // With a ring beside the slots, and with slots alone.
+    let with_ring = smallest_budget(&model, &base);
+    let without_ring = budget_where(&model, &base, has_slots_to_spare);
+    for (budget, has_ring) in [(with_ring, true), (without_ring, false)] {
+        let blueprint = Blueprint::new(&model, with_budget(&base, budget)).unwrap();
+        assert!(blueprint.plan.expert_slots.is_some());
+        assert_eq!(blueprint.plan.slots > 0, has_ring);
+        for &backend in READERS.iter() {
+            block_on(passes_after_others_ended_early(
+                &model, &blueprint, backend, batch,
+            ));
+        }
+    }
+}
+
+/// Computes `batch` after passes that were cancelled or dropped at any of its steps, and
+/// asserts that the logits are always the same.
+async fn passes_after_others_ended_early(
+    model: &Path,
+    blueprint: &Blueprint,
+    backend: Backend,
+    batch: Batch<'_>,
+) {
+    let files = OpenFiles::open([model], backend.needs_buffers()).unwrap();
+    let files = Arc::new(files);
+    let mut generator = Generator::build(blueprint, &files, backend, &mut |_| {})
+        .await
+        .unwrap();
+    let mut expected = None;
+    for round in 0..60 {
+        let asked = Cell::new(0);
+        let is_cancelled = || {
+            asked.set(asked.get() + 1);
+            round % 2 == 0 && asked.get() > round
+        };
+        {
+            let mut pass = pin!(generator.pass(batch, Pass::Full, &is_cancelled));
+            for _ in 0..=round {
+                let mut context = Context::from_waker(Waker::noop());
+                if pass.as_mut().poll(&mut context).is_ready() {
+                    break;
                 }
-                generator.state_mut().clear();
-                let outcome = generator.pass(batch, Pass::Full, &|| false).await;
-                assert!(outcome.is_ok());
-                let found = generator.logits(0).to_vec();
-                assert!(*expected.get_or_insert_with(|| found.clone()) == found);
-                generator.state_mut().clear();
             }
-        });
+        }
+        generator.state_mut().clear();
+        let outcome = generator.pass(batch, Pass::Full, &|| false).await;
+        assert!(outcome.is_ok());
+        let found = generator.logits(0).to_vec();
+        assert!(*expected.get_or_insert_with(|| found.clone()) == found);
+        generator.state_mut().clear();
     }
 }

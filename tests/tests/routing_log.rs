@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use emel::{Error, Settings};
-use emel_tests::fixtures::fixture;
+use emel_tests::fixtures::{MIXTURES, fixture};
 use emel_tests::gguf_writer::GgufWriter;
 use emel_tests::run::{block_on, logits, open, settings, smallest_budget};
 
@@ -51,23 +51,8 @@ fn log(model: &Path, settings: Settings) -> Log {
     log
 }
 
-fn mixtures() -> Vec<PathBuf> {
-    let names = [
-        "mixtral",
-        "qwen2moe",
-        "qwen3moe",
-        "qwen35moe",
-        "olmoe",
-        "granitemoe",
-        "glm4moe",
-        "minimax-m2",
-        "gpt-oss",
-        "lfm2moe",
-        "deepseek2",
-    ];
-    names
-        .map(|name| fixture(&format!("arch/{name}.gguf")))
-        .into()
+fn mixtures() -> [PathBuf; MIXTURES.len()] {
+    MIXTURES.map(|name| fixture(&format!("arch/{name}.gguf")))
 }
 
 fn bits(rows: &[Vec<f32>]) -> Vec<u32> {

@@ -11,10 +11,10 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::experts::MixtureShape;
-use crate::experts::heat::Heat;
+use crate::experts::heat::{self, Heat};
 use crate::experts::predictor::Source;
 use crate::experts::replay::{Policy, Replay, Score, Textbook};
-use crate::experts::trace::Trace;
+use crate::experts::trace::{Trace, TraceError};
 
 /// Options of `emel replay`.
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "per_layer")]
     heat: Option<PathBuf>,
 
-    /// Write what was learnt
+    /// Write what was learnt; needs --predict. What is there is replaced if it is such a file
     #[arg(long, value_name = "FILE", conflicts_with = "per_layer")]
     save_heat: Option<PathBuf>,
 
@@ -155,7 +155,11 @@ pub fn run(options: &ReplayOptions) -> anyhow::Result<()> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Trace> {
-    let open = || -> Result<Trace, crate::experts::trace::TraceError> {
+    let open = || -> Result<Trace, TraceError> {
+        // Not a FIFO, which would be waited for.
+        if path.exists() && !path.is_file() {
+            return Err(TraceError::Foreign);
+        }
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
         Trace::read(BufReader::new(file), bytes)
@@ -171,6 +175,15 @@ impl ReplayOptions {
         if replay.policy != Policy::Learned {
             bail!("--heat and --save-heat work with --policy learned; leave them out");
         }
+        if let Some(path) = &self.save_heat {
+            if replay.guesses.is_none() {
+                bail!(
+                    "--save-heat needs --predict coact or another; without it no table is learnt"
+                );
+            }
+            // Before the work begins; saving looks again.
+            heat::check_place(path).with_context(|| path.display().to_string())?;
+        }
         let header = trace.header();
         let found = self.heat.as_ref().and_then(|path| {
             let found = Heat::load(path, header.identity, header.shape);
@@ -182,9 +195,10 @@ impl ReplayOptions {
             super::notice(&format!("{} is ignored: {why}", path.display()));
             None
         });
-        let (score, heat) = replay.run_from(trace, found.as_ref());
+        let (score, learnt) = replay.run_from(trace, found.as_ref());
         if let Some(path) = &self.save_heat {
-            heat.save(path, header.identity)
+            learnt
+                .save(path, header.identity)
                 .with_context(|| path.display().to_string())?;
         }
         Ok(score)

@@ -1,19 +1,23 @@
 //! `emel trace`: which experts each token of a text goes to, as a file.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::future::{Future, poll_fn};
 use std::io::{self, BufWriter};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use emel_model::routing_log::RoutingLog;
-use half::f16;
+use tokio::sync::oneshot;
 
 use super::ModelOptions;
 use crate::blueprint::Blueprint;
 use crate::experts::MixtureShape;
-use crate::experts::trace::{TraceHeader, TraceWriter};
+use crate::experts::trace::{EXPERTS_MAX, LAYERS_MAX, TABLE_BYTES_MAX, TraceHeader, TraceWriter};
 use crate::request::PromptLimits;
 use crate::{Prompt, SamplerOptions, TextLimit};
 
@@ -64,13 +68,16 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     };
     let text = super::read_text(&options.file, Some(&limits.text))?;
     let ids = Prompt::Text(text).ids(&blueprint.tokenizer, &limits)?;
-    let header = header(&blueprint, ids.len())?;
+    let header = checked(header(&blueprint, ids.len())?)
+        .with_context(|| options.model.model.display().to_string())?;
+    keep_text(&options.file, &options.output)?;
     let failed = || format!("{}: cannot write the trace", options.output.display());
     let output = super::create_output(&options.output, &blueprint.catalog, "the trace")?;
     let writer = TraceWriter::new(BufWriter::new(output), header).with_context(failed)?;
+    let (failure, mut failing) = oneshot::channel();
     let recorder = Arc::new(Mutex::new(Recorder {
         writer,
-        failure: None,
+        failure: Some(failure),
     }));
 
     let context = blueprint.context;
@@ -78,23 +85,22 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let spinner = super::spinner("tracing");
     for ids in ids.chunks(context) {
         let taken = Arc::clone(&recorder);
-        engine
-            .trace(ids.to_vec(), move |position, tokens, log| {
-                let mut recorder = taken.lock().unwrap_or_else(PoisonError::into_inner);
-                recorder.take(position, tokens, log);
-            })
-            .await?;
+        let tracing = engine.trace(ids.to_vec(), move |position, tokens, log| {
+            let mut recorder = taken.lock().unwrap_or_else(PoisonError::into_inner);
+            recorder.take(position, tokens, log);
+        });
+        until_failure(tracing, &mut failing)
+            .await
+            .with_context(failed)??;
     }
     spinner.finish_and_clear();
 
     // The engine is done with its shares of it.
     let recorder = Arc::into_inner(recorder).context("the trace is still being written")?;
-    let Recorder { writer, failure } = recorder
+    let Recorder { writer, .. } = recorder
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    failure
-        .map_or_else(|| writer.finish(), Err)
-        .with_context(failed)?;
+    writer.finish().with_context(failed)?;
     let MixtureShape {
         layers,
         experts,
@@ -110,7 +116,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
 fn header(blueprint: &Blueprint, positions: usize) -> anyhow::Result<TraceHeader> {
     let program = &blueprint.program;
     let (experts, used) = program.routing_max();
-    let header = TraceHeader {
+    Ok(TraceHeader {
         shape: MixtureShape {
             layers: program.routers.len(),
             experts,
@@ -119,22 +125,73 @@ fn header(blueprint: &Blueprint, positions: usize) -> anyhow::Result<TraceHeader
         guesses: program.logged_guesses.unwrap_or(0),
         identity: blueprint.identity()?,
         positions: positions as u64,
+    })
+}
+
+/// The header, if a trace can have it.
+fn checked(header: TraceHeader) -> anyhow::Result<TraceHeader> {
+    let MixtureShape {
+        layers, experts, ..
+    } = header.shape;
+    if header.check().is_err() {
+        bail!(
+            "{layers} layers with {experts} experts, expected up to {LAYERS_MAX} with {EXPERTS_MAX}, and up to {TABLE_BYTES_MAX} pairs of neighbours: no trace can hold them"
+        );
+    }
+    Ok(header)
+}
+
+/// Refuses to write the trace over the text that it is of.
+fn keep_text(text: &Path, output: &Path) -> anyhow::Result<()> {
+    let text = if text == Path::new("-") {
+        Path::new("/dev/stdin")
+    } else {
+        text
     };
-    Ok(header.check()?)
+    let (Ok(text), Ok(found)) = (fs::metadata(text), fs::metadata(output)) else {
+        return Ok(());
+    };
+    if text.is_file() && (text.dev(), text.ino()) == (found.dev(), found.ino()) {
+        bail!(
+            "{}: this is the text, expected another file for the trace; choose another name",
+            output.display()
+        );
+    }
+    Ok(())
+}
+
+/// What the work comes to, or the failure that makes it useless, at once.
+async fn until_failure<T>(
+    work: impl Future<Output = T>,
+    failing: &mut oneshot::Receiver<io::Error>,
+) -> io::Result<T> {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        if let Poll::Ready(Ok(error)) = Pin::new(&mut *failing).poll(context) {
+            return Poll::Ready(Err(error));
+        }
+        work.as_mut().poll(context).map(Ok)
+    })
+    .await
 }
 
 /// What takes the routing while it goes by.
 struct Recorder {
     writer: TraceWriter<BufWriter<File>>,
-    failure: Option<io::Error>,
+    /// Told of the first failure; nothing is written after it.
+    failure: Option<oneshot::Sender<io::Error>>,
 }
 
 impl Recorder {
     /// Takes the routing of a pass over `tokens` tokens, the first of them at `position`.
     fn take(&mut self, position: usize, tokens: usize, log: &RoutingLog) {
         for token in 0..tokens {
-            if self.failure.is_none() {
-                self.failure = self.write(position + token, log, token).err();
+            if self.failure.is_some()
+                && let Err(error) = self.write(position + token, log, token)
+                && let Some(failure) = self.failure.take()
+            {
+                // Where nobody listens any more, the command is over.
+                let _ = failure.send(error);
             }
         }
     }
@@ -146,8 +203,50 @@ impl Recorder {
         // The header has been checked: experts fit.
         self.writer.push(
             position as u32,
-            choices.map(|choice| (choice.expert as u16, f16::from_f32(choice.weight))),
+            choices.map(|choice| (choice.expert as u16, choice.weight)),
             guesses.map(|choice| choice.expert as u16),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    #[test]
+    fn a_failed_write_ends_the_work_at_once() {
+        let mut context = Context::from_waker(Waker::noop());
+        let (failure, mut failing) = oneshot::channel();
+        {
+            let work = pin!(until_failure(ready(7), &mut failing));
+            let found = work.poll(&mut context);
+            assert!(matches!(found, Poll::Ready(Ok(7))), "{found:?}");
+        }
+        let mut work = pin!(until_failure(pending::<()>(), &mut failing));
+        assert!(work.as_mut().poll(&mut context).is_pending());
+        failure.send(io::Error::other("the disk is full")).ok();
+        let found = work.poll(&mut context);
+        assert!(matches!(found, Poll::Ready(Err(_))), "{found:?}");
+    }
+
+    #[test]
+    fn a_model_that_no_trace_can_hold_is_not_called_damaged() {
+        let header = TraceHeader {
+            shape: MixtureShape {
+                layers: 8,
+                experts: 4096,
+                used: 2,
+            },
+            guesses: 0,
+            identity: 0,
+            positions: 1,
+        };
+        let told = checked(header).map_err(|error| error.to_string());
+        let told = told.expect_err("refused");
+        assert!(told.contains("8 layers with 4096 experts"), "{told}");
+        assert!(!told.contains("damaged"), "{told}");
     }
 }

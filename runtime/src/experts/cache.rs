@@ -21,7 +21,7 @@ const WEIGHTS: [f32; 5] = [0.0, 0.0, 0.5, 0.5, 0.0];
 const LEARNING_RATE: f32 = 0.001;
 /// Averages count as no nearer than this to never and always.
 const AVERAGE_MIN: f32 = 0.001;
-/// Tokens after which a use counts half for the heat of an expert, which outlasts a run.
+/// Tokens after which a use counts half for the heat of an expert, which outlasts a replay.
 const HEAT_HALF_LIFE: f32 = 4096.0;
 /// No expert is rarer than this, so that a wait is finite.
 const CHANCE_MIN: f32 = 0.0001;
@@ -108,8 +108,8 @@ impl ExpertCache {
         }
     }
 
-    /// How large a share of the tokens each expert has been used for, over a long time,
-    /// `[layers, experts]`.
+    /// How large a share of the calls of [`ExpertCache::route`] have named each expert, over
+    /// a long time, `[layers, experts]`: of the tokens, where each has calls of its own.
     pub fn heats(&self) -> impl Iterator<Item = f32> {
         self.uses.iter().map(|uses| uses.heat)
     }
@@ -133,8 +133,8 @@ impl ExpertCache {
             + shape.layers * size_of::<Coldest>()
     }
 
-    /// A layer has been routed to `chosen`, in decode by one token, else by several. Until
-    /// the next call none of these is evicted.
+    /// A layer has been routed to `chosen`, in decode by one token, else by several, which
+    /// count as one in all averages. Until the next call none of these is evicted.
     pub fn route(&mut self, layer: usize, chosen: &[usize]) {
         self.coldest[self.layer] = Coldest::Unknown;
         self.coldest[layer] = Coldest::Unknown;

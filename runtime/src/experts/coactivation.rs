@@ -1,5 +1,5 @@
 //! Which experts follow which: counts of (layer, expert) → (next layer, expert), learnt
-//! while the model runs.
+//! token by token.
 //!
 //! The experts of the layer at hand tell something about those of the next one, more than
 //! how often these are used. After the last layer comes the first one of the next token.

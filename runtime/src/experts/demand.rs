@@ -1,7 +1,8 @@
 //! The experts that a layer's routing names, computed as they come.
 //!
-//! As soon as the routing is known, those that are not in memory are asked for. Those that are in memory are computed at once, while all others are being read; these
-//! follow as they land. With fewer slots than experts, as a chunk of a prompt may need them,
+//! As soon as the routing is known, those that are not in memory are asked for. Those that
+//! are in memory are computed at once, while all others are being read; these follow as they
+//! land. With fewer slots than experts, as a chunk of a prompt may need them,
 //! a slot is given on as soon as its expert has been computed. So each is read at most once
 //! for a layer and a chunk, and the wait is only for what is left.
 
@@ -23,7 +24,7 @@ use super::cache::ExpertCache;
 pub struct ExpertStatistics {
     /// Experts that were in memory when a layer's routing named them.
     pub hits: u64,
-    /// Experts that were not.
+    /// Experts that had to be asked for.
     pub misses: u64,
     /// The bytes of these, without what alignment adds.
     pub missed_bytes: u64,
@@ -127,8 +128,7 @@ impl ExpertDemand {
                 let id = ExpertId { mixture, expert };
                 if weights.has_expert(slot, id) {
                     self.statistics.hits += 1;
-                } else {
-                    weights.want_expert(slot, id);
+                } else if weights.want_expert(slot, id) {
                     self.statistics.misses += 1;
                     self.statistics.missed_bytes += expert_bytes[mixture];
                 }

@@ -1,5 +1,6 @@
-//! What was learnt about a model's experts, in a file beside it: how hot each of them is,
-//! and the co-activation table. The next run begins with it; none needs it.
+//! What a replay has learnt about a model's experts, in a file: how hot each of them is,
+//! and the co-activation table. `emel replay` alone writes it (`--save-heat`) and begins
+//! with it (`--heat`), to score what learning over several texts is worth.
 //!
 //! ```text
 //! "EMELHEAT"                     8 bytes
@@ -15,18 +16,15 @@
 //! All numbers are little-endian. The file is written beside its place and moved there when
 //! it is whole.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::hash::Hasher;
-use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
-
-use tempfile::NamedTempFile;
+use std::io::{self, BufReader, Read, Write};
+use std::path::Path;
 
 use super::MixtureShape;
 use super::coactivation::Coactivation;
 use crate::hashing::Hashing;
-use crate::session::{folder_of, sync_folder};
+use crate::whole_file::{begins_with, write_whole};
 
 const MAGIC: [u8; 8] = *b"EMELHEAT";
 const VERSION: u32 = 1;
@@ -70,13 +68,6 @@ pub struct Heat {
     pub table: Coactivation,
 }
 
-/// Where a model's heat is kept: its own path with `.emel-heat` after it.
-pub fn path_beside(model: &Path) -> PathBuf {
-    let mut path = OsString::from(model);
-    path.push(".emel-heat");
-    path.into()
-}
-
 impl Heat {
     /// The experts from the hottest on, as layer and expert.
     pub fn hottest(&self) -> Vec<(usize, usize)> {
@@ -86,41 +77,39 @@ impl Heat {
         order.into_iter().map(place).collect()
     }
 
-    /// Writes the file; it appears whole or not at all.
+    /// Writes the file; it appears whole or not at all. What is there already is replaced
+    /// if it is such a file.
     ///
     /// # Errors
-    /// When the folder or the disk does not take it.
+    /// When the path holds something else, or the folder or the disk does not take it.
     pub fn save(&self, path: &Path, identity: u64) -> Result<(), HeatError> {
-        let write = || -> io::Result<()> {
-            let file = NamedTempFile::new_in(folder_of(path))?;
-            let mut out = Hashing::new(BufWriter::new(file));
-            out.write_all(&MAGIC)?;
-            for number in [VERSION as usize, self.shape.layers, self.shape.experts] {
-                let number = u32::try_from(number).map_err(io::Error::other)?;
-                out.write_all(&number.to_le_bytes())?;
-            }
-            out.write_all(&identity.to_le_bytes())?;
-            let heat = |&heat: &f32| (heat.clamp(0.0, 1.0) * f32::from(u16::MAX)).round() as u16;
-            for heat in self.heats.iter().map(heat) {
-                out.write_all(&heat.to_le_bytes())?;
-            }
-            for number in self.table.numbers() {
-                out.write_all(&[number])?;
-            }
-            let Hashing { mut inner, hasher } = out;
-            inner.write_all(&hasher.finish().to_le_bytes())?;
-            let file = inner.into_inner().map_err(io::IntoInnerError::into_error)?;
-            file.as_file().sync_all()?;
-            file.persist(path)?;
-            sync_folder(path)
-        };
-        write().map_err(HeatError::Write)
+        check_place(path)?;
+        write_whole(path, |out| self.write(out, identity)).map_err(HeatError::Write)
+    }
+
+    fn write(&self, out: &mut impl Write, identity: u64) -> io::Result<()> {
+        let mut out = Hashing::new(out);
+        out.write_all(&MAGIC)?;
+        for number in [VERSION as usize, self.shape.layers, self.shape.experts] {
+            let number = u32::try_from(number).map_err(io::Error::other)?;
+            out.write_all(&number.to_le_bytes())?;
+        }
+        out.write_all(&identity.to_le_bytes())?;
+        let heat = |&heat: &f32| (heat.clamp(0.0, 1.0) * f32::from(u16::MAX)).round() as u16;
+        for heat in self.heats.iter().map(heat) {
+            out.write_all(&heat.to_le_bytes())?;
+        }
+        for number in self.table.numbers() {
+            out.write_all(&[number])?;
+        }
+        let Hashing { inner, hasher } = out;
+        inner.write_all(&hasher.finish().to_le_bytes())
     }
 
     /// Reads the file of a model of this identity and shape. Nothing if there is none.
     ///
     /// # Errors
-    /// When there is something else, or it cannot be used; a run can go on without.
+    /// When there is something else, or it cannot be used; a replay can go on without.
     pub fn load(
         path: &Path,
         identity: u64,
@@ -135,6 +124,7 @@ impl Heat {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(HeatError::Read(error)),
         };
+        let bytes = file.metadata().map_err(HeatError::Read)?.len();
         let mut input = Hashing::new(BufReader::new(file));
         let mut header = [0; HEADER_BYTES];
         read(&mut input, &mut header).map_err(|error| match error {
@@ -154,13 +144,16 @@ impl Heat {
         if rest[12..] != identity.to_le_bytes() || found != [shape.layers, shape.experts] {
             return Err(HeatError::OtherModel);
         }
-        let mut numbers = vec![0; shape.all() * 2 + Coactivation::required_bytes(shape)];
+        let content = shape.all() * 2 + Coactivation::required_bytes(shape);
+        if bytes != (HEADER_BYTES + content + 8) as u64 {
+            return Err(HeatError::Damaged);
+        }
+        let mut numbers = vec![0; content];
         read(&mut input, &mut numbers)?;
         let Hashing { mut inner, hasher } = input;
         let mut hash = [0; 8];
         read(&mut inner, &mut hash)?;
-        let is_over = inner.read(&mut [0]).map_err(HeatError::Read)? == 0;
-        if hash != hasher.finish().to_le_bytes() || !is_over {
+        if hash != hasher.finish().to_le_bytes() {
             return Err(HeatError::Damaged);
         }
         let (heats, table) = numbers.split_at(shape.all() * 2);
@@ -174,6 +167,25 @@ impl Heat {
             heats: heats.collect(),
             table,
         }))
+    }
+}
+
+/// Refuses a path that holds something else than what [`Heat::save`] writes.
+///
+/// # Errors
+/// When it does, or cannot be looked into.
+pub fn check_place(path: &Path) -> Result<(), HeatError> {
+    if !path.exists() {
+        return Ok(());
+    }
+    // Not a FIFO, which would be waited for.
+    if !path.is_file() {
+        return Err(HeatError::Foreign);
+    }
+    let file = File::open(path).map_err(HeatError::Read)?;
+    match begins_with(file, MAGIC).map_err(HeatError::Read)? {
+        true => Ok(()),
+        false => Err(HeatError::Foreign),
     }
 }
 
@@ -214,7 +226,7 @@ mod tests {
     /// The bytes of a file, and what becomes of them after a change.
     fn after(change: impl FnOnce(&mut Vec<u8>)) -> Result<Option<Heat>, HeatError> {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = path_beside(&folder.path().join("model.gguf"));
+        let path = folder.path().join("heat");
         learnt().save(&path, IDENTITY).expect("saved");
         let mut bytes = fs::read(&path).expect("read");
         change(&mut bytes);
@@ -240,8 +252,33 @@ mod tests {
 
     #[test]
     fn no_file_is_no_error() {
-        let found = Heat::load(Path::new("/nowhere/model.emel-heat"), IDENTITY, SHAPE);
+        let found = Heat::load(Path::new("/nowhere/heat"), IDENTITY, SHAPE);
         assert_eq!(found.expect("no error"), None);
+    }
+
+    #[test]
+    fn what_others_have_written_is_not_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model.gguf");
+        for content in [&b"GGUF and so on"[..], b"EMEL", b""] {
+            fs::write(&path, content).expect("written");
+            let outcome = learnt().save(&path, IDENTITY);
+            assert!(matches!(outcome, Err(HeatError::Foreign)), "{outcome:?}");
+            assert_eq!(fs::read(&path).expect("read"), content);
+        }
+    }
+
+    #[test]
+    fn an_earlier_file_is_replaced_where_a_link_leads() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, link) = (folder.path().join("kept"), folder.path().join("link"));
+        std::os::unix::fs::symlink("kept", &link).expect("linked");
+        for identity in [IDENTITY, IDENTITY + 1] {
+            learnt().save(&link, identity).expect("saved");
+            let found = Heat::load(&path, identity, SHAPE).expect("a good file");
+            assert!(found.is_some());
+        }
+        assert!(link.is_symlink() && !path.is_symlink());
     }
 
     #[test]

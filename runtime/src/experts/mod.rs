@@ -1,16 +1,18 @@
-//! Experts that do not all fit in memory: which are kept, which come next, what was learnt.
+//! Experts that do not all fit in memory: which are kept, and which might come next.
 //!
 //! | module | is |
 //! |---|---|
 //! | [`demand`] | a layer's experts, computed as they come |
 //! | [`cache`] | who is in which slot, and who has to go |
-//! | [`coactivation`] | which experts follow which, counted while the model runs |
+//! | [`coactivation`] | which experts follow which, counted token by token |
 //! | [`predictor`] | the next layer's experts, by that table and by the next router |
-//! | [`heat`] | what was learnt, in a file beside the model |
+//! | [`heat`] | what a replay has learnt, in a file for another one |
 //! | [`trace`] | the routing of a text in a file |
 //! | [`replay`] | policies and predictors, scored on such a file |
 //!
-//! [`demand`] alone has weights read. `emel replay` does what it does without reading.
+//! The engine runs [`demand`] on [`cache`]: an expert is read when its layer's routing names
+//! it. Guesses ([`coactivation`], [`predictor`], [`heat`]) are scored by `emel replay` alone,
+//! which reads no weights.
 
 pub mod cache;
 pub mod coactivation;

@@ -289,7 +289,9 @@ fn demands(trace: &Trace, layers: Range<usize>) -> Vec<(u32, u32)> {
             experts.map(move |expert| (index as u32, expert))
         })
     };
-    (0..trace.len()).flat_map(of_token).collect()
+    let mut demands = Vec::with_capacity(trace.len() * layers.len() * shape.used);
+    demands.extend((0..trace.len()).flat_map(of_token));
+    demands
 }
 
 /// Every expert has a worth, which changes only when it is used, and the least worthy
@@ -309,7 +311,7 @@ fn run_textbook(policy: Textbook, demands: &[(u32, u32)], slots: usize) -> Score
             Textbook::Lru => index as f64,
             Textbook::Lfu => before.unwrap_or(0.0) + 1.0,
             Textbook::AgedLfu => aged(before, f64::from(token) / AGED_LFU_HALF_LIFE),
-            Textbook::Belady => (demands.len() - next_uses[index]) as f64,
+            Textbook::Belady => (demands.len() - next_uses[index] as usize) as f64,
         };
         worths.insert(expert, worth);
         score.demands += 1;
@@ -335,12 +337,14 @@ fn aged(before: Option<f64>, time: f64) -> f64 {
     }
 }
 
-/// The index of the next demand for the same expert, or the number of demands.
-fn next_uses(demands: &[(u32, u32)]) -> Vec<usize> {
-    let mut next: HashMap<u32, usize> = HashMap::new();
-    let mut uses = vec![demands.len(); demands.len()];
+/// The index of the next demand for the same expert, or the number of demands. A trace's
+/// length bounds both to less than 2³².
+fn next_uses(demands: &[(u32, u32)]) -> Vec<u32> {
+    let mut next: HashMap<u32, u32> = HashMap::new();
+    let end = demands.len() as u32;
+    let mut uses = vec![end; demands.len()];
     for (index, (_, expert)) in demands.iter().enumerate().rev() {
-        uses[index] = next.insert(*expert, index).unwrap_or(demands.len());
+        uses[index] = next.insert(*expert, index as u32).unwrap_or(end);
     }
     uses
 }

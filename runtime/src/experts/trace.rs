@@ -26,15 +26,20 @@ use std::io::{self, Read, Write};
 use half::f16;
 
 use super::MixtureShape;
+use super::coactivation::Coactivation;
 use crate::hashing::Hashing;
 
 const MAGIC: [u8; 8] = *b"EMELTRCE";
 const VERSION: u32 = 1;
-/// As far as a trace is held in memory, of which it takes as much as in the file.
-const FILE_BYTES_MAX: u64 = 1 << 30;
+/// As far as a trace is held in memory, of which it takes no more than in the file, and its
+/// replay up to four times as much.
+const FILE_BYTES_MAX: u64 = 1 << 28;
 /// More than any model has.
-const LAYERS_MAX: usize = 1 << 12;
-const EXPERTS_MAX: usize = 1 << 16;
+pub(crate) const LAYERS_MAX: usize = 1 << 10;
+/// See [`LAYERS_MAX`].
+pub(crate) const EXPERTS_MAX: usize = 1 << 11;
+/// The largest co-activation table of a replay; it bounds what the cache takes, too.
+pub(crate) const TABLE_BYTES_MAX: usize = 1 << 28;
 
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -98,17 +103,16 @@ pub struct TraceHeader {
     pub positions: u64,
 }
 
-/// An expert that a token goes to, and its weight.
-pub type Chosen = (u16, f16);
+/// An expert that a token goes to, and its weight, which a file holds as f16.
+pub type Chosen = (u16, f32);
 
-/// Routing in memory.
+/// Routing in memory, without the weights of what was chosen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
     header: TraceHeader,
     positions: Vec<u32>,
     /// `[positions, layers, used]`.
     experts: Vec<u16>,
-    weights: Vec<f16>,
     /// `[positions, layers - 1, guesses]`.
     guesses: Vec<u16>,
 }
@@ -124,11 +128,12 @@ impl TraceHeader {
     /// The header, if a model can be like this.
     ///
     /// # Errors
-    /// When it has more layers or experts than any model.
+    /// When it has more layers or experts than any model, or than a table can be of.
     pub fn check(self) -> Result<Self, TraceError> {
         let (shape, guesses) = (self.shape, self.guesses);
         let is_sane = (1..=LAYERS_MAX).contains(&shape.layers)
             && (1..=EXPERTS_MAX).contains(&shape.experts)
+            && Coactivation::required_bytes(shape) <= TABLE_BYTES_MAX
             && (1..=shape.experts).contains(&shape.used)
             && guesses <= shape.experts;
         if is_sane {
@@ -194,7 +199,6 @@ impl Trace {
             header: header.check()?,
             positions: Vec::new(),
             experts: Vec::new(),
-            weights: Vec::new(),
             guesses: Vec::new(),
         })
     }
@@ -230,12 +234,6 @@ impl Trace {
         &self.experts[(index * layers + layer) * used..][..used]
     }
 
-    /// Their weights.
-    pub fn weights(&self, index: usize, layer: usize) -> &[f16] {
-        let MixtureShape { layers, used, .. } = self.header.shape;
-        &self.weights[(index * layers + layer) * used..][..used]
-    }
-
     /// What the router of a layer was guessed to choose one layer before, the likeliest
     /// first; nothing for the first layer.
     pub fn guesses(&self, index: usize, layer: usize) -> &[u16] {
@@ -254,14 +252,11 @@ impl Trace {
     pub fn push(
         &mut self,
         position: u32,
-        choices: impl IntoIterator<Item = Chosen>,
+        choices: impl IntoIterator<Item = u16>,
         guesses: impl IntoIterator<Item = u16>,
     ) {
         self.positions.push(position);
-        for (expert, weight) in choices {
-            self.experts.push(expert);
-            self.weights.push(weight);
-        }
+        self.experts.extend(choices);
         self.guesses.extend(guesses);
         self.header.positions += 1;
         let MixtureShape { layers, used, .. } = self.header.shape;
@@ -275,35 +270,16 @@ impl Trace {
         let MixtureShape { layers, used, .. } = self.header.shape;
         self.positions.truncate(count);
         self.experts.truncate(count * layers * used);
-        self.weights.truncate(count * layers * used);
         self.guesses
             .truncate(count * (layers - 1) * self.header.guesses);
         self.header.positions = self.len() as u64;
-    }
-
-    /// Writes the file.
-    ///
-    /// # Errors
-    /// When the writer fails.
-    pub fn write(&self, out: impl Write) -> io::Result<()> {
-        let mut writer = TraceWriter::new(out, self.header)?;
-        let layers = 0..self.header.shape.layers;
-        for index in 0..self.len() {
-            let choices = layers.clone().flat_map(|layer| {
-                let weights = self.weights(index, layer).iter().copied();
-                self.experts(index, layer).iter().copied().zip(weights)
-            });
-            let guesses = layers.clone().flat_map(|layer| self.guesses(index, layer));
-            writer.push(self.positions[index], choices, guesses.copied())?;
-        }
-        writer.finish()
     }
 
     /// Reads a file of `file_bytes` bytes, and checks all of it. Takes no more memory than
     /// the file has bytes.
     ///
     /// # Errors
-    /// When it cannot be read, or is not what [`Trace::write`] writes.
+    /// When it cannot be read, or is not what a [`TraceWriter`] writes.
     pub fn read(input: impl Read, file_bytes: u64) -> Result<Self, TraceError> {
         if file_bytes > FILE_BYTES_MAX {
             return Err(TraceError::TooLong { bytes: file_bytes });
@@ -325,10 +301,12 @@ impl Trace {
             });
         }
         let mut trace = Self::new(header.shape, header.guesses, header.identity)?;
+        trace.reserve(header.positions as usize);
         let mut record = vec![0; header.position_bytes() as usize];
+        let mut is_named = vec![false; header.shape.experts];
         for index in 0..header.positions {
             input.read_exact(&mut record).map_err(short_or)?;
-            trace.push_record(&record).map_err(|what| {
+            trace.push_record(&record, &mut is_named).map_err(|what| {
                 let place = format!("at position {index}: {what}");
                 TraceError::Damaged { place }
             })?;
@@ -343,32 +321,34 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Takes a position as the file has it, or says what is wrong with it.
-    fn push_record(&mut self, record: &[u8]) -> Result<(), String> {
-        let MixtureShape {
-            layers,
-            experts,
-            used,
-        } = self.header.shape;
+    /// Makes room for exactly so many positions.
+    fn reserve(&mut self, count: usize) {
+        let MixtureShape { layers, used, .. } = self.header.shape;
+        self.positions.reserve_exact(count);
+        self.experts.reserve_exact(count * layers * used);
+        self.guesses
+            .reserve_exact(count * (layers - 1) * self.header.guesses);
+    }
+
+    /// Takes a position as the file has it, or says what is wrong with it. `is_named` has a
+    /// place for each expert of a layer, all of them false.
+    fn push_record(&mut self, record: &[u8], is_named: &mut [bool]) -> Result<(), String> {
+        let MixtureShape { layers, used, .. } = self.header.shape;
         let (position, rest) = record.split_at(4);
         let (choices, guesses) = rest.split_at(layers * used * 4);
-        let number = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
-        let numbers = |bytes: &[u8]| -> Vec<u16> { bytes.chunks_exact(2).map(number).collect() };
-        let mut chosen = Vec::with_capacity(layers * used);
+        self.positions.push(u32_at(position, 0));
         for layer in choices.chunks_exact(used * 4) {
             let (ids, weights) = layer.split_at(used * 2);
-            let ids = checked_ids(numbers(ids), experts)?;
-            let weights = numbers(weights).into_iter().map(f16::from_bits);
-            chosen.extend(ids.into_iter().zip(weights));
+            take_ids(ids, is_named, &mut self.experts)?;
+            let mut weights = numbers(weights).map(f16::from_bits);
+            if let Some(weight) = weights.find(|weight| !weight.is_finite()) {
+                return Err(format!("a weight is {weight}"));
+            }
         }
-        if let Some((_, weight)) = chosen.iter().find(|(_, weight)| !weight.is_finite()) {
-            return Err(format!("a weight is {weight}"));
-        }
-        let mut guessed = Vec::with_capacity(guesses.len() / 2);
         for layer in guesses.chunks_exact((self.header.guesses * 2).max(1)) {
-            guessed.extend(checked_ids(numbers(layer), experts)?);
+            take_ids(layer, is_named, &mut self.guesses)?;
         }
-        self.push(u32_at(position, 0), chosen, guessed);
+        self.header.positions += 1;
         Ok(())
     }
 }
@@ -396,10 +376,11 @@ impl<W: Write> TraceWriter<W> {
         })
     }
 
-    /// Writes a token at `position` of its context, as [`Trace::push`] takes it.
+    /// Writes a token at `position` of its context, as [`Trace::push`] takes it, with the
+    /// weights of the choices.
     ///
     /// # Errors
-    /// When the writer fails.
+    /// When the writer fails, or a weight is beyond what f16 holds.
     ///
     /// # Panics
     /// When there are more or fewer choices or guesses than the header states.
@@ -417,8 +398,19 @@ impl<W: Write> TraceWriter<W> {
         let mut count = 0;
         for (index, (expert, weight)) in choices.into_iter().enumerate() {
             let at = start + index / used * used * 4 + index % used * 2;
+            let half = f16::from_f32(weight);
+            if !half.is_finite() {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!(
+                        "at position {position} expert {expert} of layer {} has weight {weight}, expected a number up to {}; the model is damaged, or no trace can hold its routing",
+                        index / used,
+                        f16::MAX
+                    ),
+                ));
+            }
             self.record[at..at + 2].copy_from_slice(&expert.to_le_bytes());
-            self.record[at + used * 2..][..2].copy_from_slice(&weight.to_le_bytes());
+            self.record[at + used * 2..][..2].copy_from_slice(&half.to_le_bytes());
             count = index + 1;
         }
         assert_eq!(start + count * 4, ahead, "choices");
@@ -442,17 +434,28 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
-/// The experts of a layer, if each is one of the model's and there but once.
-fn checked_ids(ids: Vec<u16>, experts: usize) -> Result<Vec<u16>, String> {
-    for (index, &id) in ids.iter().enumerate() {
-        if usize::from(id) >= experts {
-            return Err(format!("expert {id} of {experts}"));
+fn numbers(bytes: &[u8]) -> impl Iterator<Item = u16> {
+    bytes
+        .chunks_exact(2)
+        .map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+}
+
+/// Takes the experts of a layer, if each is one of the model's and there but once.
+/// `is_named` is all false before, and after success.
+fn take_ids(bytes: &[u8], is_named: &mut [bool], out: &mut Vec<u16>) -> Result<(), String> {
+    let (first, experts) = (out.len(), is_named.len());
+    for id in numbers(bytes) {
+        match is_named.get_mut(usize::from(id)) {
+            None => return Err(format!("expert {id} of {experts}")),
+            Some(true) => return Err(format!("expert {id} twice in a layer")),
+            Some(is_named) => *is_named = true,
         }
-        if ids[..index].contains(&id) {
-            return Err(format!("expert {id} twice in a layer"));
-        }
+        out.push(id);
     }
-    Ok(ids)
+    for &id in &out[first..] {
+        is_named[usize::from(id)] = false;
+    }
+    Ok(())
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -482,18 +485,30 @@ mod tests {
     const RECORD: usize = 4 + 2 * 2 * 4 + 3 * 2;
     const HEADER: usize = TraceHeader::BYTES as usize;
 
+    const GUESSED: [u16; 3] = [7, 8, 299];
+
+    fn chosen(position: u16) -> [u16; 4] {
+        [299, 0, 5, position]
+    }
+
     fn trace() -> Trace {
         let mut trace = Trace::new(SHAPE, 3, 77).expect("a sane shape");
         for position in 0..3 {
-            let choices = [299, 0, 5, position].map(|id| (id, f16::from_f32(0.25)));
-            trace.push(u32::from(position), choices, [7, 8, 299]);
+            trace.push(u32::from(position), chosen(position), GUESSED);
         }
         trace
     }
 
     fn bytes() -> Vec<u8> {
         let mut bytes = Vec::new();
-        trace().write(&mut bytes).expect("memory takes it");
+        let mut writer = TraceWriter::new(&mut bytes, *trace().header()).expect("memory takes it");
+        for position in 0..3 {
+            let choices = chosen(position).map(|id| (id, 0.25));
+            writer
+                .push(u32::from(position), choices, GUESSED)
+                .expect("memory takes it");
+        }
+        writer.finish().expect("memory takes it");
         bytes
     }
 
@@ -566,8 +581,41 @@ mod tests {
         }
         let found = refused(|bytes| bytes[36..44].fill(0xff));
         assert!(found.contains("bytes, expected"), "{found}");
+        // A whole file of one position, but for its experts.
+        for (layers, experts) in [(4096_u32, 65536_u32), (1024, 2048)] {
+            let found = refused(|bytes| {
+                for (at, number) in [(12, layers), (16, experts), (20, 1), (24, 0)] {
+                    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+                }
+                bytes[36..44].copy_from_slice(&1_u64.to_le_bytes());
+                bytes.resize(HEADER + 4 + layers as usize * 4 + 8, 0);
+            });
+            let expected = format!("{layers} layers with {experts} experts");
+            assert!(found.contains(&expected), "{found}");
+        }
         let found = Trace::read(&[][..], u64::MAX).expect_err("refused");
         assert!(matches!(found, TraceError::TooLong { .. }));
+    }
+
+    #[test]
+    fn memory_taken_is_at_most_the_file() {
+        let file = bytes();
+        let found = read(&file).expect("a good trace");
+        let held = found.positions.capacity() * size_of::<u32>()
+            + (found.experts.capacity() + found.guesses.capacity()) * size_of::<u16>();
+        assert!(held <= file.len(), "{held} bytes of {}", file.len());
+    }
+
+    #[test]
+    fn a_weight_that_a_trace_cannot_hold_is_not_written() {
+        for weight in [70_000.0, f32::NAN] {
+            let header = *trace().header();
+            let mut writer = TraceWriter::new(Vec::new(), header).expect("memory takes it");
+            let choices = chosen(1).map(|id| (id, if id == 5 { weight } else { 1.0 }));
+            let error = writer.push(41, choices, GUESSED).expect_err("refused");
+            let expected = format!("position 41 expert 5 of layer 1 has weight {weight}");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
     }
 
     #[test]

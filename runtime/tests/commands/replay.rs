@@ -112,6 +112,47 @@ fn what_was_learnt_is_kept_and_ignored_with_a_line_if_it_is_of_no_use() {
 }
 
 #[test]
+fn no_file_of_another_kind_is_overwritten() {
+    let traced = Traced::new();
+    result(traced.trace(&mixture(), ""));
+    let before = std::fs::read(traced.path("text")).unwrap();
+    let text = traced.path("text");
+    let save = format!("--slots 25% --save-heat {}", text.to_str().unwrap());
+    refusal(traced.replay(&save), 1, &["--save-heat needs --predict"]);
+    refusal(
+        traced.replay(&format!("{save} --predict coact")),
+        1,
+        &["text", "not what emel has learnt"],
+    );
+    std::fs::remove_file(traced.path("trace")).unwrap();
+    std::fs::hard_link(&text, traced.path("trace")).unwrap();
+    refusal(
+        traced.trace(&mixture(), ""),
+        1,
+        &["trace", "this is the text"],
+    );
+    assert!(std::fs::read(&text).unwrap() == before);
+}
+
+#[test]
+fn a_fifo_is_refused_and_not_waited_for() {
+    let traced = Traced::new();
+    nix::unistd::mkfifo(&traced.path("trace"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    refusal(traced.replay("--slots 50%"), 1, &["this is no trace"]);
+}
+
+#[test]
+fn a_full_disk_is_named() {
+    let traced = Traced::new();
+    std::os::unix::fs::symlink("/dev/full", traced.path("trace")).unwrap();
+    refusal(
+        traced.trace(&mixture(), ""),
+        1,
+        &["cannot write the trace", "No space left"],
+    );
+}
+
+#[test]
 fn what_cannot_be_traced_or_replayed_is_refused() {
     let traced = Traced::new();
     refusal(traced.trace(&llama(), ""), 1, &["mixture of experts"]);

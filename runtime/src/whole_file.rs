@@ -1,0 +1,80 @@
+//! Files that appear whole or not at all, and keep what others rely on.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+/// Symbolic links that lead to a file, one to another, at most; as many as Linux follows.
+const LINKS_MAX: usize = 40;
+
+/// Writes what `write` does to a file beside `path` and moves it there when it is on the
+/// disk. Where a file is there, its permissions are kept; where a symbolic link is there,
+/// what it leads to is replaced.
+pub(crate) fn write_whole(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let path = &end_of_links(path)?;
+    let mut file = file_beside(path)?;
+    let mut out = BufWriter::new(file.as_file_mut());
+    write(&mut out)?;
+    out.flush()?;
+    drop(out);
+    if path.exists() {
+        file.as_file()
+            .set_permissions(fs::metadata(path)?.permissions())?;
+    }
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    sync_folder(path)
+}
+
+/// Whether these are the first bytes of a file.
+pub(crate) fn begins_with(mut file: impl Read, magic: [u8; 8]) -> io::Result<bool> {
+    let mut found = [0; 8];
+    match file.read_exact(&mut found) {
+        Ok(()) => Ok(found == magic),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The path that symbolic links at `path` lead to, whether or not anything is there.
+pub(crate) fn end_of_links(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..=LINKS_MAX {
+        match fs::read_link(&path) {
+            Ok(target) => path = folder_of(&path).join(target),
+            // What is no link ends them; what cannot be looked at is noticed in its use.
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::other("symbolic links lead in a circle"))
+}
+
+/// A new file in the folder of `path`, which is gone again unless it is kept.
+pub(crate) fn file_beside(path: &Path) -> io::Result<NamedTempFile> {
+    NamedTempFile::new_in(folder_of(path))
+}
+
+/// The folder that a path is in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Makes a new name in the folder of `path` outlast a loss of power.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    // A folder may take files and not be readable, and some filesystems sync no folders.
+    let Ok(folder) = File::open(folder_of(path)) else {
+        return Ok(());
+    };
+    match folder.sync_all() {
+        Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
+        _ => Ok(()),
+    }
+}
