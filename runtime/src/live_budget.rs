@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(policy.decide(Some(MIB), None, now), Some(0));
         assert_eq!(
             policy.line(40 * MIB),
-            "gave back 40.0 MiB of pinned weights, 0 B may stay: the memory limit is now 1.0 MiB; \
+            "gave back 40.0 MiB of pinned weights, 0 bytes may stay: the memory limit is now 1.0 MiB; \
              19.0 MiB more than that cannot be given back: lower --ram-budget"
         );
     }
