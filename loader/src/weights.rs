@@ -294,19 +294,28 @@ impl Weights {
     /// Lets pinned units take `bytes` from now on, of those that the plan gives them:
     /// some are given back at once, or taken again as they are read. Where the plan has
     /// no ring, one of [`Weights::spare_ring_bytes`] is part of `bytes` that are not all.
-    /// Experts that stay are part of `bytes`, and are not given back. Called between passes.
+    /// Experts that stay are no part of `bytes`, and are not given back. Called between
+    /// passes.
     pub fn set_pinned_bytes(&mut self, bytes: u64) {
         if self.ring.slots == 0 {
             // A mapping of which nothing is released: its pages are the kernel's to take.
             return;
         }
-        let bytes = bytes.saturating_sub(self.experts.resident_bytes());
         let bytes = match bytes < self.pinned.planned_bytes() {
             true => bytes.saturating_sub(self.spare_ring_bytes()),
             false => bytes,
         };
         for unit in self.pinned.set_bytes(bytes) {
             self.reader.release(&self.units[unit].extent);
+        }
+    }
+
+    /// Bytes of pinned units that [`Weights::set_pinned_bytes`] can give back: of all that
+    /// the plan has, none where a mapping is used of which nothing is released.
+    pub fn releasable_bytes(&self) -> u64 {
+        match self.ring.slots {
+            0 => 0,
+            _ => self.pinned.planned_bytes(),
         }
     }
 
@@ -425,7 +434,8 @@ impl Weights {
         self.ring.set_order(streamed, &self.units);
         if self.has_spare_ring && self.ring.order.is_empty() {
             let (slots, bytes) = self.buffers.ring;
-            // What was abandoned may still land, and takes a page or two again.
+            // What was abandoned may still land: up to all slots outside the plan, until units
+            // are given back and taken again the next time.
             self.buffers.arena.give_back(0, slots * bytes);
         }
     }

@@ -29,6 +29,9 @@ fn units_come_and_go_and_every_pass_has_the_bytes_of_the_file() {
             let planned = plan.pinned_bytes();
             let mut weights = open(&model.files(None), &plan, backend);
             assert_eq!(weights.pinned_bytes(), planned);
+            let is_releasable = plan.streams() || backend.needs_buffers();
+            let releasable = if is_releasable { planned } else { 0 };
+            assert_eq!(weights.releasable_bytes(), releasable);
             for _ in 0..60 {
                 let wanted = random.next_u64() % (planned + 1);
                 weights.set_pinned_bytes(wanted);

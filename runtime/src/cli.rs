@@ -249,10 +249,21 @@ pub struct OutputError {
 
 /// Ctrl-C ended the answer.
 #[derive(Debug, thiserror::Error)]
-#[error("interrupted; the session of {tokens} tokens is saved")]
-pub struct Interrupted {
-    /// Tokens in the session's file.
-    pub tokens: usize,
+pub enum Interrupted {
+    /// Its session has been saved.
+    #[error("interrupted; the session of {tokens} tokens is saved")]
+    Saved {
+        /// Tokens in the session's file.
+        tokens: usize,
+    },
+    /// There was nothing to save.
+    #[error(
+        "interrupted with nothing computed that could be saved; the session's file is as it was"
+    )]
+    NothingToSave,
+    /// It has no session.
+    #[error("interrupted")]
+    WithoutSession,
 }
 
 /// Writes a piece of the result to standard output, at once.

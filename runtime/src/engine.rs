@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 
 use emel_loader::probe::Curve;
@@ -117,15 +118,17 @@ impl Engine {
         check_biases(&request.sampler, tokens, description.vocabulary)?;
         let ids = self.prompt_ids(request.prompt)?;
         let (events, stream) = mpsc::channel(STREAM_LENGTH);
+        let stops = Arc::new(AtomicBool::new(false));
         self.submit(Job::Generate(Generation {
             ids,
             max_tokens: request.max_tokens,
             sampler: request.sampler,
             ignore_eos: request.ignore_eos,
             events,
+            stops: Arc::clone(&stops),
         }))
         .await?;
-        Ok(TokenStream::new(stream, Arc::clone(&self.shared)))
+        Ok(TokenStream::new(stream, stops, Arc::clone(&self.shared)))
     }
 
     /// Computes the logits of every position of `ids` and hands each row, `[vocabulary]`
@@ -176,7 +179,7 @@ impl Engine {
     /// request whose ids begin with these, here or on another engine that has
     /// [restored](Engine::restore_session) the file, computes only the rest, to the same
     /// bits. The file appears whole or not at all; one that is there is replaced if it
-    /// is a session.
+    /// is a session, unless there is nothing to save (0 tokens).
     ///
     /// # Errors
     /// When the path holds something else or cannot be written.

@@ -101,6 +101,16 @@ impl Generator {
         self.live_budget = live_budget;
     }
 
+    /// Whether memory is looked at at all.
+    pub(crate) fn has_live_budget(&self) -> bool {
+        self.live_budget.is_some()
+    }
+
+    /// Bytes of pinned weights that can be given back.
+    pub(crate) fn releasable_bytes(&self) -> u64 {
+        self.weights.releasable_bytes()
+    }
+
     /// Looks what memory allows, between two passes.
     pub(crate) fn follow_budget(&mut self) {
         if let Some(bytes) = self.live_budget.as_mut().and_then(LiveBudget::poll) {

@@ -29,6 +29,7 @@ pub mod generator;
 mod hashing;
 mod live_budget;
 pub mod measurements;
+mod meter;
 pub mod prediction;
 mod request;
 mod scheduler;

@@ -68,19 +68,21 @@ pub(crate) struct LiveBudget {
 }
 
 impl LiveBudget {
-    /// For a plan of which something can be given back: weights that the engine uses from
-    /// a mapping are page cache, which the kernel takes by itself.
+    /// For a plan of which `releasable_bytes` of pinned weights can be given back, if that
+    /// is anything: weights used from a mapping are page cache, which the kernel takes by
+    /// itself.
     pub(crate) fn new(
         plan: &Plan,
+        releasable_bytes: u64,
         watch: MemoryWatch,
         obeys_pressure: bool,
         listener: NoticeListener,
     ) -> Option<Self> {
         let now = Instant::now();
-        (!plan.is_mapped && plan.pinned_bytes() > 0).then(|| Self {
+        (releasable_bytes > 0).then(|| Self {
             watch,
             listener,
-            policy: Policy::new(plan.total_bytes(), plan.pinned_bytes(), obeys_pressure, now),
+            policy: Policy::new(plan.total_bytes(), releasable_bytes, obeys_pressure, now),
             polled: now,
         })
     }
@@ -110,6 +112,8 @@ struct Policy {
     pinned_bytes: u64,
     /// The limit that this is due to.
     limit: Option<u64>,
+    /// Bytes above the limit that are no pinned weights.
+    excess_bytes: u64,
     /// Parts of [`PRESSURE_STEPS`] that have gone for pressure.
     pressure_steps: u64,
     pressure_changed: Instant,
@@ -124,6 +128,7 @@ impl Policy {
             obeys_pressure,
             pinned_bytes,
             limit: None,
+            excess_bytes: 0,
             pressure_steps: 0,
             pressure_changed: now,
             changed: now,
@@ -150,6 +155,7 @@ impl Policy {
             return None;
         }
         self.limit = limit.filter(|_| over > 0 && wanted == by_limit);
+        self.excess_bytes = over.saturating_sub(self.pinned_bytes_max);
         self.pinned_bytes = wanted;
         self.changed = now;
         Some(wanted)
@@ -183,8 +189,15 @@ impl Policy {
             (true, None) => ("gave back", "memory is under pressure".to_owned()),
             (false, _) => ("takes again", "memory allows it".to_owned()),
         };
+        let rest = match self.excess_bytes {
+            0 => String::new(),
+            bytes => format!(
+                "; {} more than that cannot be given back: lower --ram-budget",
+                size(bytes)
+            ),
+        };
         format!(
-            "{did} {} of pinned weights, {} may stay: {why}",
+            "{did} {} of pinned weights, {} may stay: {why}{rest}",
             size(before.abs_diff(self.pinned_bytes)),
             size(self.pinned_bytes),
         )
@@ -216,6 +229,11 @@ mod tests {
         assert_eq!(policy.decide(Some(60 * MIB), None, now), Some(40 * MIB));
         // Less than everything else needs: nothing more can be given.
         assert_eq!(policy.decide(Some(MIB), None, now), Some(0));
+        assert_eq!(
+            policy.line(40 * MIB),
+            "gave back 40.0 MiB of pinned weights, 0 bytes may stay: the memory limit is now 1.0 MiB; \
+             19.0 MiB more than that cannot be given back: lower --ram-budget"
+        );
     }
 
     #[test]

@@ -4,11 +4,11 @@ use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
-use emel_loader::plan::ExpertSlotsPlan;
 use emel_loader::reader::Backend;
 use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, WeightsError};
@@ -17,7 +17,7 @@ use emel_model::kv_cache::KvType;
 use emel_model::routing_log::RoutingLog;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions, Stage};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
-use emel_systemd::{Cgroup, Memory, MemoryWatch};
+use emel_systemd::MemoryWatch;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -25,12 +25,12 @@ use crate::blueprint::{Blueprint, Io};
 use crate::budget::RamBudget;
 use crate::engine::Description;
 use crate::error::Error;
-use crate::experts::demand::ExpertStatistics;
 use crate::generator::{Generator, PassEnd};
 use crate::live_budget::{LiveBudget, POLL_INTERVAL};
+use crate::meter::{self, Counts, FixedUsage, Meter};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
-use crate::usage::{ExpertUsage, Spent, Usage, milliseconds, rate};
+use crate::usage::Usage;
 
 /// Something for the engine's thread to do.
 pub(crate) enum Job {
@@ -47,6 +47,8 @@ pub(crate) struct Generation {
     pub(crate) sampler: SamplerOptions,
     pub(crate) ignore_eos: bool,
     pub(crate) events: mpsc::Sender<Event>,
+    /// Whether it is to end after the pass that runs.
+    pub(crate) stops: Arc<AtomicBool>,
 }
 
 /// Takes a position and its row of logits.
@@ -145,6 +147,7 @@ async fn build(
     notices.extend(fallback);
     generator.follow(LiveBudget::new(
         &blueprint.plan,
+        generator.releasable_bytes(),
         MemoryWatch::own(),
         blueprint.settings.ram_budget == RamBudget::Automatic,
         std::mem::take(&mut blueprint.listener),
@@ -251,53 +254,10 @@ fn candidates(blueprint: &Blueprint) -> &'static [Backend] {
     }
 }
 
-/// What is the same in every request's usage.
-struct FixedUsage {
-    pinned_bytes: u64,
-    ring_bytes: u64,
-    slot_bytes: u64,
-    expert_slots: Option<ExpertSlotsPlan>,
-    kv_bytes: u64,
-    budget_bytes: u64,
-    planned_bytes: u64,
-    io_backend: &'static str,
-    io_reason: String,
-    direct_io: bool,
-    registered_buffers: bool,
-    threads: usize,
-    kernels: &'static str,
-}
-
-impl FixedUsage {
-    fn new(
-        blueprint: &Blueprint,
-        (backend, io_reason): (Backend, String),
-        files: &OpenFiles,
-        generator: &Generator,
-    ) -> Self {
-        let plan = &blueprint.plan;
-        Self {
-            pinned_bytes: plan.pinned_bytes(),
-            ring_bytes: plan.ring_bytes(),
-            slot_bytes: plan.slot_bytes as u64,
-            expert_slots: plan.expert_slots.clone(),
-            kv_bytes: blueprint.kv_bytes(),
-            budget_bytes: plan.budget_bytes,
-            planned_bytes: plan.total_bytes(),
-            io_backend: backend.name(),
-            io_reason,
-            direct_io: backend.needs_buffers() && files.all_direct(),
-            registered_buffers: generator.has_registered_buffers(),
-            threads: blueprint.settings.threads,
-            kernels: generator.kernels_name(),
-        }
-    }
-}
-
-struct Scheduler {
-    generator: Generator,
+pub(crate) struct Scheduler {
+    pub(crate) generator: Generator,
     /// Time spent choosing tokens so far.
-    sampling: Duration,
+    pub(crate) sampling: Duration,
     trace: Option<Arc<Trace>>,
     tokenizer: Arc<Tokenizer>,
     context: usize,
@@ -310,7 +270,7 @@ struct Scheduler {
     kv_type: KvType,
     long_factors: Option<(usize, bool)>,
     identity: Identity,
-    fixed: FixedUsage,
+    pub(crate) fixed: FixedUsage,
 }
 
 /// How a generation ended early.
@@ -337,10 +297,15 @@ impl From<PassEnd> for Interruption {
 impl Scheduler {
     async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
         loop {
-            let received = timeout(POLL_INTERVAL, jobs.recv()).await;
-            // A limit may change while nobody asks for anything.
-            self.generator.follow_budget();
-            let Ok(received) = received else { continue };
+            let received = if self.generator.has_live_budget() {
+                let received = timeout(POLL_INTERVAL, jobs.recv()).await;
+                // A limit may change while nobody asks for anything.
+                self.generator.follow_budget();
+                let Ok(received) = received else { continue };
+                received
+            } else {
+                jobs.recv().await
+            };
             let Some(job) = received else { return };
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
@@ -359,6 +324,10 @@ impl Scheduler {
     fn session(&mut self, path: &Path, task: SessionTask) -> Result<usize, SessionError> {
         let kind = SessionKind::new(self.identity.get()?, self.kv_type, self.long_factors);
         match task {
+            // Nothing is worth less than what the file holds.
+            SessionTask::Save if self.generator.state().tokens().is_empty() && path.exists() => {
+                Ok(0)
+            }
             SessionTask::Save => kind.save(path, self.generator.state()),
             SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
         }
@@ -382,13 +351,15 @@ impl Scheduler {
             sampler,
             ignore_eos,
             events,
+            stops,
         } = generation;
         let seed = sampler.seed;
         let mut sampler = self.sampler(sampler)?;
         let meter = Meter::start(self);
         let is_cancelled = || events.is_closed();
+        let stops = || stops.load(Ordering::Acquire);
         let resumed = self.generator.state_mut().resume(&ids);
-        self.prefill(&ids, resumed, &is_cancelled).await?;
+        let computed = self.prefill(&ids, resumed, &is_cancelled, &stops).await?;
         let prefill = meter.started.elapsed();
 
         self.timed(|_| ids.iter().for_each(|&id| sampler.accept(id)));
@@ -398,7 +369,8 @@ impl Scheduler {
         let mut decode = meter.clone();
         let mut generated = 0;
         let mut passes = 0;
-        while generated < limit {
+        // The logits are there once the whole prompt has been computed.
+        while computed == ids.len() && generated < limit && !stops() {
             let id = self.timed(|generator| {
                 let id = sampler.sample(generator.logits(0));
                 sampler.accept(id);
@@ -428,12 +400,12 @@ impl Scheduler {
         }
         let counts = Counts {
             seed,
-            prompt: ids.len(),
+            prompt: computed,
             resumed,
             generated,
             passes,
         };
-        Ok(self.usage(&meter, prefill, &decode, counts))
+        Ok(meter::usage(self, &meter, prefill, &decode, counts))
     }
 
     /// The breakers of the options; those of the last request, if it named the same.
@@ -488,14 +460,19 @@ impl Scheduler {
     }
 
     /// Runs the prompt from `position` on through the model, chunk by chunk; the logits
-    /// of its last token are then there.
+    /// of its last token are then there. Returns how many of its tokens have been computed,
+    /// which are all unless it `stops`.
     async fn prefill(
         &mut self,
         ids: &[u32],
         mut position: usize,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<(), PassEnd> {
+        stops: &dyn Fn() -> bool,
+    ) -> Result<usize, PassEnd> {
         for tokens in ids[position..].chunks(self.chunk) {
+            if stops() {
+                break;
+            }
             let left = ids.len() - position - tokens.len();
             let batch = Batch {
                 tokens,
@@ -510,7 +487,7 @@ impl Scheduler {
             self.generator.pass(batch, next, is_cancelled).await?;
             position += tokens.len();
         }
-        Ok(())
+        Ok(position)
     }
 
     async fn evaluate(&mut self, evaluation: Evaluation) {
@@ -579,71 +556,6 @@ impl Scheduler {
         drop(on_routing);
         let _ = finished.send(outcome);
     }
-
-    fn usage(&self, meter: &Meter, prefill: Duration, decode: &Meter, counts: Counts) -> Usage {
-        let total = meter.read(self);
-        let after_first = decode.read(self);
-        let first_token = decode.started - meter.started;
-        let decode_seconds = after_first.time.as_secs_f64();
-        let fixed = &self.fixed;
-        Usage {
-            seed: counts.seed,
-            prompt_tokens: counts.prompt,
-            resumed_tokens: counts.resumed,
-            generated_tokens: counts.generated,
-            prefill_tokens_per_second: rate(counts.prompt - counts.resumed, prefill),
-            decode_tokens_per_second: rate(counts.passes, after_first.time),
-            first_token_ms: milliseconds(first_token),
-            bytes_read: total.bytes_read,
-            retries: total.retries,
-            streamed_bytes_per_token: after_first
-                .bytes_read
-                .checked_div(counts.passes as u64)
-                .unwrap_or(0),
-            pinned_bytes: self.generator.pinned_bytes(),
-            given_back_bytes: fixed.pinned_bytes - self.generator.pinned_bytes(),
-            ring_bytes: fixed.ring_bytes,
-            slot_bytes: fixed.slot_bytes,
-            experts: fixed.expert_slots.as_ref().map(|planned| ExpertUsage {
-                slots: planned.slots,
-                slot_bytes: planned.layout.slot_bytes as u64,
-                of_experts: planned.layout.experts(),
-                hits: after_first.experts.hits,
-                misses: after_first.experts.misses,
-                missed_bytes_per_token: (after_first.experts.missed_bytes)
-                    .checked_div(counts.passes as u64)
-                    .unwrap_or(0),
-                wait_ms: milliseconds(total.experts.wait),
-            }),
-            kv_bytes: fixed.kv_bytes,
-            budget_bytes: fixed.budget_bytes,
-            planned_bytes: fixed.planned_bytes,
-            spent: total.spent(),
-            decode: after_first.spent(),
-            decode_bytes_per_second: if decode_seconds > 0.0 {
-                after_first.bytes_read as f64 / decode_seconds
-            } else {
-                0.0
-            },
-            major_faults: Memory::default().own_major_faults().unwrap_or(0),
-            peak_memory_bytes: peak_memory_bytes(),
-            io_backend: fixed.io_backend,
-            io_reason: fixed.io_reason.clone(),
-            direct_io: fixed.direct_io,
-            registered_buffers: fixed.registered_buffers,
-            threads: fixed.threads,
-            kernels: fixed.kernels,
-        }
-    }
-}
-
-/// The seed and tokens of a request, and passes after its first token.
-struct Counts {
-    seed: u64,
-    prompt: usize,
-    resumed: usize,
-    generated: usize,
-    passes: usize,
 }
 
 async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interruption> {
@@ -651,94 +563,4 @@ async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interrup
         .send(Event::Token(token))
         .await
         .map_err(|_| Interruption::Cancelled)
-}
-
-/// Costs since a moment.
-#[derive(Clone)]
-struct Meter {
-    started: Instant,
-    costs: Costs,
-}
-
-/// What has been spent so far.
-#[derive(Clone)]
-struct Costs {
-    bytes_read: u64,
-    retries: u64,
-    wait: Duration,
-    compute: Duration,
-    sampling: Duration,
-    experts: ExpertStatistics,
-}
-
-/// What a stretch of time was spent on.
-struct Reading {
-    time: Duration,
-    bytes_read: u64,
-    retries: u64,
-    wait: Duration,
-    compute: Duration,
-    sampling: Duration,
-    experts: ExpertStatistics,
-}
-
-impl Costs {
-    fn so_far(scheduler: &Scheduler) -> Self {
-        let reading = scheduler.generator.reading();
-        Self {
-            bytes_read: reading.bytes_read,
-            retries: reading.retries,
-            wait: reading.wait,
-            compute: scheduler.generator.compute(),
-            sampling: scheduler.sampling,
-            experts: scheduler.generator.expert_statistics(),
-        }
-    }
-}
-
-impl Meter {
-    fn start(scheduler: &Scheduler) -> Self {
-        Self {
-            started: Instant::now(),
-            costs: Costs::so_far(scheduler),
-        }
-    }
-
-    fn read(&self, scheduler: &Scheduler) -> Reading {
-        let (before, now) = (&self.costs, Costs::so_far(scheduler));
-        Reading {
-            time: self.started.elapsed(),
-            bytes_read: now.bytes_read - before.bytes_read,
-            retries: now.retries - before.retries,
-            wait: now.wait - before.wait,
-            compute: now.compute - before.compute,
-            sampling: now.sampling - before.sampling,
-            experts: now.experts.since(&before.experts),
-        }
-    }
-}
-
-impl Reading {
-    fn spent(&self) -> Spent {
-        let known = self.wait + self.compute + self.sampling;
-        Spent {
-            total_ms: milliseconds(self.time),
-            wait_ms: milliseconds(self.wait),
-            compute_ms: milliseconds(self.compute),
-            sampling_ms: milliseconds(self.sampling),
-            other_ms: milliseconds(self.time.saturating_sub(known)),
-        }
-    }
-}
-
-/// The cgroup's peak if the process is alone in it, else the process's own; 0 if the
-/// system tells neither.
-fn peak_memory_bytes() -> u64 {
-    let of_cgroup = || {
-        let cgroup = Cgroup::own().ok()?;
-        let is_alone = cgroup.only_process(std::process::id()).ok()?;
-        cgroup.memory_peak().ok()?.filter(|_| is_alone)
-    };
-    let of_process = || Some(Memory::default().own().ok()?.resident_bytes_max);
-    of_cgroup().or_else(of_process).unwrap_or(0)
 }

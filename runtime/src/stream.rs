@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
@@ -35,16 +36,22 @@ pub struct TokenStream {
     events: Receiver<Event>,
     usage: Option<Usage>,
     is_over: bool,
+    stops: Arc<AtomicBool>,
     // After the receiver, so that the engine sees the request cancelled before it ends.
     _engine: Arc<Shared>,
 }
 
 impl TokenStream {
-    pub(crate) fn new(events: Receiver<Event>, engine: Arc<Shared>) -> Self {
+    pub(crate) fn new(
+        events: Receiver<Event>,
+        stops: Arc<AtomicBool>,
+        engine: Arc<Shared>,
+    ) -> Self {
         Self {
             events,
             usage: None,
             is_over: false,
+            stops,
             _engine: engine,
         }
     }
@@ -56,6 +63,13 @@ impl TokenStream {
     /// When the request has failed; the stream is then over.
     pub async fn next(&mut self) -> Option<Result<Token, Error>> {
         std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+    }
+
+    /// Has the request end after the pass that runs, with its usage after the tokens that
+    /// are made by then. All that has been computed stays; dropping the stream leaves the
+    /// pass in its middle, after which models with recurrent layers have to start over.
+    pub fn stop(&self) {
+        self.stops.store(true, Ordering::Release);
     }
 
     /// What the request has cost, once the stream is over.

@@ -86,7 +86,7 @@ fn reads_carry_the_bytes_of_the_statistics_and_waits_and_computing_their_time() 
 }
 
 #[test]
-fn every_pass_is_covered_by_waits_and_computing_that_do_not_overlap() {
+fn waits_and_computing_of_a_pass_do_not_overlap() {
     for &backend in READERS.iter() {
         let (events, ..) = record(backend);
         let end = |event: &Event| event.start + event.length;
@@ -95,7 +95,6 @@ fn every_pass_is_covered_by_waits_and_computing_that_do_not_overlap() {
             .filter(|event| matches!(event.activity, Activity::Pass { tokens: 1 }))
             .collect();
         assert_eq!(passes.len(), PASSES);
-        let mut covered = Duration::ZERO;
         for pass in &passes {
             let mut inside: Vec<&Event> = events
                 .iter()
@@ -108,10 +107,6 @@ fn every_pass_is_covered_by_waits_and_computing_that_do_not_overlap() {
             for pair in inside.windows(2) {
                 assert!(end(pair[0]) <= pair[1].start, "{pair:?}");
             }
-            covered += inside.iter().map(|event| event.length).sum::<Duration>();
         }
-        // Steps of this model take microseconds, of which much is spent between them.
-        let total: Duration = passes.iter().map(|pass| pass.length).sum();
-        assert!(covered * 20 > total, "{covered:?} of {total:?}");
     }
 }

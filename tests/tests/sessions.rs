@@ -260,3 +260,31 @@ fn names(folder: &Path) -> Vec<String> {
         .map(|entry| name(entry).into_string().unwrap())
         .collect()
 }
+
+#[test]
+fn a_stopped_request_keeps_what_a_recurrent_model_has_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    block_on(async {
+        for name in ["lfm2", "qwen35moe"] {
+            let engine = open(&model(name), with_context(2000)).await.unwrap();
+            let mut request = Request::new(prompt(50)).max_tokens(1900).greedy();
+            request.ignore_eos = true;
+            let mut stream = engine.generate(request).await.unwrap();
+            let mut tokens = 0;
+            while let Some(token) = stream.next().await {
+                token.unwrap();
+                tokens += 1;
+                stream.stop();
+            }
+            assert_eq!(stream.usage().unwrap().generated_tokens, tokens);
+            assert!((1..1900).contains(&tokens), "{tokens}");
+            assert_eq!(engine.save_session(&path).await.unwrap(), 50 + tokens);
+            // An engine that has computed nothing does not replace it.
+            let saved = std::fs::read(&path).unwrap();
+            let idle = open(&model(name), with_context(2000)).await.unwrap();
+            assert_eq!(idle.save_session(&path).await.unwrap(), 0);
+            assert!(std::fs::read(&path).unwrap() == saved);
+        }
+    });
+}

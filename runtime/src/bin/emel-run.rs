@@ -14,7 +14,7 @@ use emel::cli::interrupt::{Event, Interrupts};
 use emel::cli::profile::ProfileFile;
 use emel::cli::sampling::SamplingOptions;
 use emel::cli::{self, Interrupted, ModelOptions, TextSource};
-use emel::{Prompt, Request, Spent, Usage};
+use emel::{Prompt, Request, Spent, TokenStream, Usage};
 
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The continuation goes to standard output, everything else to
@@ -45,7 +45,7 @@ struct Options {
 
     /// Keep the session in a file: what it already holds of the prompt is not computed
     /// again; prompt and answer are saved to it at the end, and what there is of them on
-    /// Ctrl-C
+    /// Ctrl-C (a second one does not wait for the pass that runs)
     #[arg(long, value_name = "FILE", conflicts_with = "conversation")]
     session: Option<PathBuf>,
 
@@ -95,8 +95,13 @@ async fn run(options: Options) -> anyhow::Result<()> {
     }
     if let Some(session) = &options.session {
         blueprint.check_session(session)?;
+        let session = ("--session", session.as_path());
         refuse_same_file(session, "--stats-json", options.stats_json.as_deref())?;
         refuse_same_file(session, "--profile", options.profile.as_deref())?;
+    }
+    if let Some(statistics) = &options.stats_json {
+        let statistics = ("--stats-json", statistics.as_path());
+        refuse_same_file(statistics, "--profile", options.profile.as_deref())?;
     }
     let statistics = options
         .stats_json
@@ -114,27 +119,28 @@ async fn run(options: Options) -> anyhow::Result<()> {
         }
         last_usage = Some(usage.clone());
     };
-    if is_conversation {
+    let outcome = if is_conversation {
         let first = options.text.is_given().then_some(text);
-        conversation::run(&options.conversation, first, blueprint, request, on_usage).await?;
+        conversation::run(&options.conversation, first, blueprint, request, on_usage).await
     } else {
-        continue_text(blueprint, request, options.session.as_deref(), on_usage).await?;
-    }
-    if let Some(profile) = profile {
-        profile.write()?;
-    }
+        let session = options.session.as_deref();
+        let listens = profile.is_some() || statistics.is_some();
+        continue_text(blueprint, request, session, listens, on_usage).await
+    };
+    // An answer that was interrupted or failed has had its costs too.
+    let written = profile.map_or(Ok(()), ProfileFile::write);
     if let (Some(usage), Some(mut file), Some(path)) = (last_usage, statistics, &options.stats_json)
     {
         let json = serde_json::to_string_pretty(&usage)? + "\n";
         file.write_all(json.as_bytes())
             .with_context(|| format!("{}: cannot write statistics", path.display()))?;
     }
-    Ok(())
+    outcome.and(written)
 }
 
-/// Creating an output file empties it: it must not be the session.
+/// Creating an output file empties it: it must not be that of another option.
 fn refuse_same_file(
-    session: &Path,
+    (other_option, other): (&str, &Path),
     option: &'static str,
     output: Option<&Path>,
 ) -> Result<(), emel::Error> {
@@ -145,14 +151,14 @@ fn refuse_same_file(
         let found = path.metadata().ok()?;
         Some((found.dev(), found.ino()))
     };
-    let is_same_inode = inode(session).is_some_and(|found| inode(output) == Some(found));
-    if !is_same_inode && absolute(session) != absolute(output) {
+    let is_same_inode = inode(other).is_some_and(|found| inode(output) == Some(found));
+    if !is_same_inode && absolute(other) != absolute(output) {
         return Ok(());
     }
     Err(emel::Error::Setting {
         setting: option,
-        found: format!("{}, the session's file", output.display()),
-        expected: "another file than --session".to_owned(),
+        found: format!("{}, the file of {other_option}", output.display()),
+        expected: format!("another file than {other_option}"),
     })
 }
 
@@ -165,10 +171,13 @@ fn absolute(path: &Path) -> Option<PathBuf> {
     Some(folder.canonicalize().ok()?.join(path.file_name()?))
 }
 
+/// Continues the prompt. With `listens`, or a session, Ctrl-C ends the answer and not the
+/// process.
 async fn continue_text(
     blueprint: Blueprint,
     request: Request,
     session: Option<&Path>,
+    listens: bool,
     mut on_usage: impl FnMut(&Usage),
 ) -> anyhow::Result<()> {
     let max_tokens = request.max_tokens;
@@ -178,16 +187,51 @@ async fn continue_text(
         Some(path) => engine.restore_session(path).await?,
         None => 0,
     };
-    // Without a session there is nothing to save, and Ctrl-C just ends the process.
-    let mut interrupts = session
-        .map(|_| Interrupts::listen())
+    let mut interrupts = (listens || session.is_some())
+        .then(Interrupts::listen)
         .transpose()
         .context("cannot be told of interrupts (Ctrl-C)")?;
-    let spinner = cli::spinner("reading the prompt");
     let mut stream = engine.generate(request).await?;
-    let is_interrupted = loop {
+    let is_interrupted = print_answer(&mut stream, interrupts.as_mut()).await?;
+    let usage = stream.usage().cloned();
+    // If it goes on all the same, it stops when nobody listens any more.
+    drop(stream);
+    cli::print("\n")?;
+    let tokens = match session {
+        Some(path) => Some(engine.save_session(path).await?),
+        None => None,
+    };
+    if let Some(usage) = usage {
+        if let Some(path) = saved.filter(|_| usage.resumed_tokens < restored) {
+            cli::notice(&format!(
+                "{}: {} of the session's {restored} tokens could be used for this prompt",
+                path.display(),
+                usage.resumed_tokens
+            ));
+        }
+        cli::note_full_context(&usage, max_tokens, engine.description().context);
+        on_usage(&usage);
+    }
+    match (is_interrupted, tokens) {
+        (false, _) => Ok(()),
+        (true, None) => Err(Interrupted::WithoutSession.into()),
+        (true, Some(0)) => Err(Interrupted::NothingToSave.into()),
+        (true, Some(tokens)) => Err(Interrupted::Saved { tokens }.into()),
+    }
+}
+
+/// Prints tokens as they come. Returns whether Ctrl-C has ended the answer: the first has
+/// the pass that runs completed, because a recurrent state cannot go back to before it; the
+/// second does not wait for it.
+async fn print_answer(
+    stream: &mut TokenStream,
+    mut interrupts: Option<&mut Interrupts>,
+) -> anyhow::Result<bool> {
+    let spinner = cli::spinner("reading the prompt");
+    let mut is_interrupted = false;
+    loop {
         let event = match &mut interrupts {
-            Some(interrupts) => interrupts.or_next(&mut stream).await,
+            Some(interrupts) => interrupts.or_next(stream).await,
             None => match stream.next().await {
                 Some(Ok(token)) => Event::Token(token),
                 Some(Err(error)) => Event::Failed(error),
@@ -198,33 +242,14 @@ async fn continue_text(
         match event {
             Event::Token(token) => cli::print(&token.text)?,
             Event::Failed(error) => return Err(error.into()),
-            Event::Over => break false,
-            Event::Interrupted => break true,
+            Event::Over => return Ok(is_interrupted),
+            Event::Interrupted if is_interrupted => return Ok(true),
+            Event::Interrupted => {
+                stream.stop();
+                is_interrupted = true;
+            }
         }
-    };
-    cli::print("\n")?;
-    if is_interrupted {
-        // The engine stops when nobody listens any more.
-        drop(stream);
-        let path = session.context("only a session is listened for")?;
-        let tokens = engine.save_session(path).await?;
-        return Err(Interrupted { tokens }.into());
     }
-    if let Some(path) = session {
-        engine.save_session(path).await?;
-    }
-    if let Some(usage) = stream.usage() {
-        if let Some(path) = saved.filter(|_| usage.resumed_tokens < restored) {
-            cli::notice(&format!(
-                "{}: {} of the session's {restored} tokens could be used for this prompt",
-                path.display(),
-                usage.resumed_tokens
-            ));
-        }
-        cli::note_full_context(usage, max_tokens, engine.description().context);
-        on_usage(usage);
-    }
-    Ok(())
 }
 
 fn print_statistics(usage: &Usage) {

@@ -209,6 +209,10 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
             size(streamed),
             speed(&report, streamed)
         )?,
+        Some(experts) if streamed + experts.expected_bytes_per_token == 0 => writeln!(
+            output,
+            "every expert has a slot: once each has been read, nothing is read per token"
+        )?,
         Some(experts) => {
             let expected = streamed + experts.expected_bytes_per_token;
             writeln!(

@@ -287,6 +287,9 @@ impl PlanInfo {
             ),
         };
         let experts = self.experts_of.map_or(String::new(), |(slots, all)| {
+            if slots == all {
+                return format!(", and each of {all} experts from its first use on");
+            }
             format!(", and {slots} of {all} experts at a time")
         });
         format!(

@@ -7,9 +7,10 @@ use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{command, gemma, llama, refusal, result, words};
+use crate::{command, emel_run, fixture, gemma, llama, refusal, result, words};
 
 /// Runs `emel-run MODEL ARGS…` under a limit of the shell's.
 fn limited(limit: &str, arguments: &str) -> Output {
@@ -62,13 +63,16 @@ fn memory_that_is_there_and_refused_is_said_to_be_limited() {
     }
 }
 
-/// Runs with a session until the first text is there, and interrupts.
-fn interrupted(session: &Path) -> String {
-    let mut child = command("emel-run")
-        .arg(gemma())
+/// Runs until the first text is there, and interrupts.
+fn interrupted(model: &Path, files: &[(&str, &Path)]) -> String {
+    let mut run = command("emel-run");
+    for (option, path) in files {
+        run.arg(option).arg(path);
+    }
+    let mut child = run
+        .arg(model)
         .args(words("-p hello -n 19000 -c 20000 --temp 0 --ignore-eos"))
-        .args(words("--ram-budget 256M --session"))
-        .arg(session)
+        .args(words("--ram-budget 256M"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -83,18 +87,46 @@ fn interrupted(session: &Path) -> String {
     notes
 }
 
+/// The tokens of the session that an interrupt has saved.
+fn saved_tokens(notes: &str) -> usize {
+    let told = notes.split_once("error: interrupted; the session of ");
+    let tokens = told.and_then(|(_, told)| told.split(' ').next()?.parse().ok());
+    let tokens = tokens.unwrap_or_else(|| panic!("{notes}"));
+    assert!((2..19_000).contains(&tokens), "{notes}");
+    tokens
+}
+
+#[test]
+fn an_interrupt_saves_the_session_of_a_recurrent_model_which_cannot_go_back() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("session");
+    for name in ["arch/lfm2.gguf", "arch/qwen35moe.gguf"] {
+        let model = fixture(name);
+        let session = ["--session", path.to_str().unwrap()];
+        result(emel_run(&model, words("-p hello -n 4").chain(session)));
+        saved_tokens(&interrupted(&model, &[("--session", &path)]));
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn an_interrupt_leaves_the_profile_and_the_statistics_of_what_was_done() {
+    let folder = TempDir::new().unwrap();
+    let [profile, statistics] = ["profile", "statistics"].map(|name| folder.path().join(name));
+    let files: [(&str, &Path); 2] = [("--profile", &profile), ("--stats-json", &statistics)];
+    let notes = interrupted(&llama(), &files);
+    assert!(notes.ends_with("error: interrupted\n"), "{notes}");
+    let json = |path: &Path| -> Value { serde_json::from_slice(&fs::read(path).unwrap()).unwrap() };
+    assert!(json(&profile)["otherData"]["events"].as_u64().unwrap() > 0);
+    assert!(json(&statistics)["generated_tokens"].as_u64().unwrap() > 0);
+}
+
 #[test]
 fn an_interrupt_saves_the_session() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("session");
-    let notes = interrupted(&path);
-    let (_, told) = notes
-        .split_once("error: interrupted; the session of ")
-        .unwrap();
-    let tokens = told.split(' ').next();
-    let tokens = tokens.and_then(|tokens| tokens.parse::<usize>().ok());
-    let tokens = tokens.unwrap_or_else(|| panic!("{notes}"));
-    assert!((2..19_000).contains(&tokens), "{notes}");
+    let notes = interrupted(&gemma(), &[("--session", &path)]);
+    let tokens = saved_tokens(&notes);
     let mut run = command("emel-run");
     run.arg(gemma())
         .args(words(

@@ -125,6 +125,9 @@ fn a_file_for_statistics_is_not_the_session() {
     let same = ["--session", &session, "--stats-json", &session];
     refusal(run(&llama(), "hello", "4", &same), 2, &told);
     assert!(!Path::new(&session).exists());
+    let same = ["--stats-json", &link, "--profile", &link];
+    let both = ["--profile", "another file than --stats-json"];
+    refusal(run(&llama(), "hello", "4", &same), 2, &both);
     result(run(&llama(), "hello", "4", &["--session", &session]));
     let bytes = fs::read(&session).unwrap();
     symlink(&session, &link).unwrap();

@@ -1,0 +1,219 @@
+//! What a request costs: time, reads and memory, measured between two moments.
+
+use std::time::{Duration, Instant};
+
+use emel_loader::files::OpenFiles;
+use emel_loader::plan::ExpertSlotsPlan;
+use emel_loader::reader::Backend;
+use emel_systemd::{Cgroup, Memory};
+
+use crate::blueprint::Blueprint;
+use crate::experts::demand::ExpertStatistics;
+use crate::generator::Generator;
+use crate::scheduler::Scheduler;
+use crate::usage::{ExpertUsage, Spent, Usage, milliseconds, rate};
+
+/// What is the same in every request's usage.
+pub(crate) struct FixedUsage {
+    pinned_bytes: u64,
+    ring_bytes: u64,
+    slot_bytes: u64,
+    expert_slots: Option<ExpertSlotsPlan>,
+    kv_bytes: u64,
+    budget_bytes: u64,
+    planned_bytes: u64,
+    io_backend: &'static str,
+    io_reason: String,
+    direct_io: bool,
+    registered_buffers: bool,
+    threads: usize,
+    kernels: &'static str,
+}
+
+impl FixedUsage {
+    pub(crate) fn new(
+        blueprint: &Blueprint,
+        (backend, io_reason): (Backend, String),
+        files: &OpenFiles,
+        generator: &Generator,
+    ) -> Self {
+        let plan = &blueprint.plan;
+        Self {
+            pinned_bytes: plan.pinned_bytes(),
+            ring_bytes: plan.ring_bytes(),
+            slot_bytes: plan.slot_bytes as u64,
+            expert_slots: plan.expert_slots.clone(),
+            kv_bytes: blueprint.kv_bytes(),
+            budget_bytes: plan.budget_bytes,
+            planned_bytes: plan.total_bytes(),
+            io_backend: backend.name(),
+            io_reason,
+            direct_io: backend.needs_buffers() && files.all_direct(),
+            registered_buffers: generator.has_registered_buffers(),
+            threads: blueprint.settings.threads,
+            kernels: generator.kernels_name(),
+        }
+    }
+}
+
+/// The seed and tokens of a request, and passes after its first token.
+pub(crate) struct Counts {
+    pub(crate) seed: u64,
+    pub(crate) prompt: usize,
+    pub(crate) resumed: usize,
+    pub(crate) generated: usize,
+    pub(crate) passes: usize,
+}
+
+/// What a request has cost: in all since `meter`, and after its first token since `decode`.
+pub(crate) fn usage(
+    scheduler: &Scheduler,
+    meter: &Meter,
+    prefill: Duration,
+    decode: &Meter,
+    counts: Counts,
+) -> Usage {
+    let total = meter.read(scheduler);
+    let after_first = decode.read(scheduler);
+    let first_token = decode.started - meter.started;
+    let decode_seconds = after_first.time.as_secs_f64();
+    let fixed = &scheduler.fixed;
+    Usage {
+        seed: counts.seed,
+        prompt_tokens: counts.prompt,
+        resumed_tokens: counts.resumed,
+        generated_tokens: counts.generated,
+        prefill_tokens_per_second: rate(counts.prompt - counts.resumed, prefill),
+        decode_tokens_per_second: rate(counts.passes, after_first.time),
+        first_token_ms: milliseconds(first_token),
+        bytes_read: total.bytes_read,
+        retries: total.retries,
+        streamed_bytes_per_token: after_first
+            .bytes_read
+            .checked_div(counts.passes as u64)
+            .unwrap_or(0),
+        pinned_bytes: scheduler.generator.pinned_bytes(),
+        given_back_bytes: fixed.pinned_bytes - scheduler.generator.pinned_bytes(),
+        ring_bytes: fixed.ring_bytes,
+        slot_bytes: fixed.slot_bytes,
+        experts: fixed.expert_slots.as_ref().map(|planned| ExpertUsage {
+            slots: planned.slots,
+            slot_bytes: planned.layout.slot_bytes as u64,
+            of_experts: planned.layout.experts(),
+            hits: after_first.experts.hits,
+            misses: after_first.experts.misses,
+            missed_bytes_per_token: (after_first.experts.missed_bytes)
+                .checked_div(counts.passes as u64)
+                .unwrap_or(0),
+            wait_ms: milliseconds(total.experts.wait),
+        }),
+        kv_bytes: fixed.kv_bytes,
+        budget_bytes: fixed.budget_bytes,
+        planned_bytes: fixed.planned_bytes,
+        spent: total.spent(),
+        decode: after_first.spent(),
+        decode_bytes_per_second: if decode_seconds > 0.0 {
+            after_first.bytes_read as f64 / decode_seconds
+        } else {
+            0.0
+        },
+        major_faults: Memory::default().own_major_faults().unwrap_or(0),
+        peak_memory_bytes: peak_memory_bytes(),
+        io_backend: fixed.io_backend,
+        io_reason: fixed.io_reason.clone(),
+        direct_io: fixed.direct_io,
+        registered_buffers: fixed.registered_buffers,
+        threads: fixed.threads,
+        kernels: fixed.kernels,
+    }
+}
+
+/// Costs since a moment.
+#[derive(Clone)]
+pub(crate) struct Meter {
+    pub(crate) started: Instant,
+    costs: Costs,
+}
+
+/// What has been spent so far.
+#[derive(Clone)]
+struct Costs {
+    bytes_read: u64,
+    retries: u64,
+    wait: Duration,
+    compute: Duration,
+    sampling: Duration,
+    experts: ExpertStatistics,
+}
+
+/// What a stretch of time was spent on.
+struct Reading {
+    time: Duration,
+    bytes_read: u64,
+    retries: u64,
+    wait: Duration,
+    compute: Duration,
+    sampling: Duration,
+    experts: ExpertStatistics,
+}
+
+impl Costs {
+    fn so_far(scheduler: &Scheduler) -> Self {
+        let reading = scheduler.generator.reading();
+        Self {
+            bytes_read: reading.bytes_read,
+            retries: reading.retries,
+            wait: reading.wait,
+            compute: scheduler.generator.compute(),
+            sampling: scheduler.sampling,
+            experts: scheduler.generator.expert_statistics(),
+        }
+    }
+}
+
+impl Meter {
+    pub(crate) fn start(scheduler: &Scheduler) -> Self {
+        Self {
+            started: Instant::now(),
+            costs: Costs::so_far(scheduler),
+        }
+    }
+
+    fn read(&self, scheduler: &Scheduler) -> Reading {
+        let (before, now) = (&self.costs, Costs::so_far(scheduler));
+        Reading {
+            time: self.started.elapsed(),
+            bytes_read: now.bytes_read - before.bytes_read,
+            retries: now.retries - before.retries,
+            wait: now.wait - before.wait,
+            compute: now.compute - before.compute,
+            sampling: now.sampling - before.sampling,
+            experts: now.experts.since(&before.experts),
+        }
+    }
+}
+
+impl Reading {
+    fn spent(&self) -> Spent {
+        let known = self.wait + self.compute + self.sampling;
+        Spent {
+            total_ms: milliseconds(self.time),
+            wait_ms: milliseconds(self.wait),
+            compute_ms: milliseconds(self.compute),
+            sampling_ms: milliseconds(self.sampling),
+            other_ms: milliseconds(self.time.saturating_sub(known)),
+        }
+    }
+}
+
+/// The cgroup's peak if the process is alone in it, else the process's own; 0 if the
+/// system tells neither.
+fn peak_memory_bytes() -> u64 {
+    let of_cgroup = || {
+        let cgroup = Cgroup::own().ok()?;
+        let is_alone = cgroup.only_process(std::process::id()).ok()?;
+        cgroup.memory_peak().ok()?.filter(|_| is_alone)
+    };
+    let of_process = || Some(Memory::default().own().ok()?.resident_bytes_max);
+    of_cgroup().or_else(of_process).unwrap_or(0)
+}
