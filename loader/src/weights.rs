@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use self::experts::Experts;
 pub use self::experts::{EXPERTS_MAX, PlacedExpert};
 use crate::arena::{Arena, SlotBuffer, View};
-use crate::expert_slots::EXPERT_READS;
+use crate::expert_slots::{EXPERT_PARTS, EXPERT_READS};
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held, held_bytes};
@@ -158,7 +158,10 @@ impl Weights {
             true => buffers.ring_buffers(),
             false => Vec::new(),
         };
-        let reader = reader::open(backend, files, registered, table.len(), plan.streams())
+        let in_use_max = plan
+            .streams()
+            .then(|| extents_in_use_max(plan, table.len()));
+        let reader = reader::open(backend, files, registered, table.len(), in_use_max)
             .map_err(|source| WeightsError::Reader { backend, source })?;
         let mut weights = Self {
             reader,
@@ -340,6 +343,12 @@ impl Weights {
         }
     }
 
+    /// Slots that are being read into or computed on, those of abandoned reads included.
+    pub fn busy_slots(&self) -> usize {
+        let slots = 0..self.table.len();
+        slots.filter(|&slot| !self.table.is_free(slot)).count()
+    }
+
     /// The reader in use.
     pub fn backend(&self) -> Backend {
         self.reader.backend()
@@ -441,6 +450,10 @@ impl Weights {
         self.pump();
         let Some(&(slot, front)) = self.ring.queue.front() else {
             // Every slot still waits for an abandoned read to land.
+            assert!(
+                self.ring.has_next(),
+                "unit {unit} is asked for, and the pass streams nothing more"
+            );
             return Poll::Pending;
         };
         assert_eq!(
@@ -552,6 +565,15 @@ fn ring_shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
     }
     let largest = plan.units.iter().map(held_bytes).max().unwrap_or(0);
     (SPARE_SLOTS, largest as usize)
+}
+
+/// Extents that are not released at a time: those of reads in `slots`, and all that stays.
+fn extents_in_use_max(plan: &Plan, slots: usize) -> usize {
+    let expert_slots = plan
+        .expert_slots
+        .as_ref()
+        .map_or(0, |planned| planned.slots);
+    slots + plan.units.len() + plan.expert_runs.len() + EXPERT_PARTS * expert_slots
 }
 
 fn extents_of(slots: usize) -> Box<[Extent]> {

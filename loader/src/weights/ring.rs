@@ -74,7 +74,19 @@ impl Ring {
         self.started = false;
     }
 
+    /// Whether a free slot would be given a unit.
+    pub(super) fn has_next(&self) -> bool {
+        self.slots > 0 && self.next().is_some()
+    }
+
     pub(super) fn next_unit(&mut self) -> Option<usize> {
+        let (ahead, read) = self.next()?;
+        self.ahead = (ahead, read + 1);
+        Some(self.order[read])
+    }
+
+    /// The pass after the current one, and the place in its order, of the next read.
+    fn next(&self) -> Option<(usize, usize)> {
         if !self.started {
             return None;
         }
@@ -85,8 +97,7 @@ impl Ring {
         if read == self.units_of(self.passes[ahead]) {
             return None;
         }
-        self.ahead = (ahead, read + 1);
-        Some(self.order[read])
+        Some((ahead, read))
     }
 }
 

@@ -303,3 +303,20 @@ fn rows_survive_failures_and_lookups_that_are_dropped() {
         assert_eq!(script.in_use.load(Ordering::Relaxed), 0);
     }
 }
+
+#[test]
+#[should_panic = "unit 3 is asked for"]
+fn a_unit_that_no_pass_reads_is_not_waited_for() {
+    let (mut weights, _script) = scripted(1, 0);
+    let step = pin!(weights.with_unit(3, |_| {}));
+    let _ = step.poll(&mut Context::from_waker(Waker::noop()));
+}
+
+#[test]
+fn a_unit_whose_slots_all_wait_for_abandoned_reads_is_waited_for() {
+    let (mut weights, mut script) = scripted(1, 0);
+    weights.begin_pass(Pass::Full, Pass::Full);
+    weights.restart();
+    assert_eq!(weights.busy_slots(), SLOTS);
+    assert!(run_pass(&mut weights, &mut script, 0));
+}
