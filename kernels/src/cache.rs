@@ -70,6 +70,9 @@ impl Kernels {
     ///
     /// If they are no whole heads or reach past the end.
     pub fn store_kv(&self, cache: KvSliceMut<'_>, first: usize, width: usize, values: &[f32]) {
+        if values.is_empty() {
+            return;
+        }
         match cache {
             KvSliceMut::F16(cache) => {
                 self.dispatch(StoreF16 {

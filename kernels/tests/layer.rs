@@ -503,3 +503,18 @@ fn a_long_context_stays_accurate() {
     let found = case.run(&Kernels::detect(), &pool, case.singles(), 0..2);
     assert_close(&found, &case.reference(), 1e-5, "attention");
 }
+
+#[test]
+fn storing_nothing_changes_no_cache() {
+    for kernels in Kernels::all() {
+        let (mut halves, mut floats, mut blocks) = ([f16::ONE; 3], [1.0; 3], [[7; 34]; 2]);
+        for width in [0, 3] {
+            kernels.store_kv(KvSliceMut::F16(&mut halves), 1, width, &[]);
+            kernels.store_kv(KvSliceMut::F32(&mut floats), 1, width, &[]);
+            kernels.store_kv(KvSliceMut::Q8_0(&mut blocks), 1, width, &[]);
+        }
+        assert_eq!(halves, [f16::ONE; 3]);
+        assert_eq!(floats, [1.0; 3]);
+        assert_eq!(blocks, [[7; 34]; 2]);
+    }
+}

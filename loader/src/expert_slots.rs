@@ -16,12 +16,14 @@ use std::sync::Arc;
 use crate::arena::{Arena, PAGE_BYTES, SlotBuffer, View};
 use crate::files::Window;
 use crate::gguf::{Catalog, Extent};
+use crate::weights::EXPERTS_MAX;
 
 /// The matrices that an expert has rows of: gate, up and down.
 pub const EXPERT_PARTS: usize = 3;
 
-/// Reads of experts under way at a time. More keep no drive busier.
-pub const EXPERT_READS: usize = 32;
+/// Reads of experts asked for at a time: those that a step of computing may wait to take,
+/// and as many again, so that the reader has some to go on with meanwhile.
+pub const EXPERT_READS: usize = 2 * EXPERT_PARTS * EXPERTS_MAX;
 
 /// In debug builds, what a slot is filled with before a read: no number in most formats.
 const POISON: u8 = 0xff;
@@ -189,11 +191,14 @@ struct Read {
     is_stale: bool,
 }
 
-/// Bytes of the tables that say where experts are, with up to a slot for each.
+/// Bytes of the tables that say where experts are, with up to a slot for each: those of the
+/// slots, and of a mapping, which notes the extents in use.
 pub fn table_bytes(uses: &[ExpertUse]) -> u64 {
     let experts: usize = uses.iter().map(|mixture| mixture.experts).sum();
     let of_mixtures = uses.len() * size_of::<MixtureLayout>();
-    (experts * (size_of::<Slot>() + size_of::<usize>()) + of_mixtures) as u64
+    let of_expert = size_of::<Slot>() + size_of::<usize>() + EXPERT_PARTS * size_of::<Extent>();
+    let of_reads = EXPERT_READS * size_of::<Option<Read>>();
+    (experts * of_expert + of_mixtures + of_reads) as u64
 }
 
 /// The slots, and the reads that fill them.

@@ -249,7 +249,8 @@ impl<'a> Probe<'a> {
             .as_mut_slice()
             .chunks_mut(PAGE_BYTES)
             .for_each(|page| page[0] = 1);
-        let reader = reader::open(backend, files, Vec::new(), depth, true).map_err(refused)?;
+        let reader =
+            reader::open(backend, files, Vec::new(), depth, Some(depth)).map_err(refused)?;
         Ok(Self {
             reader,
             table: SlotTable::new(depth),

@@ -11,8 +11,8 @@
 
 mod experts;
 mod pinned;
+mod ring;
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
@@ -22,15 +22,16 @@ use std::time::{Duration, Instant};
 use self::experts::Experts;
 pub use self::experts::{EXPERTS_MAX, PlacedExpert};
 use crate::arena::{Arena, SlotBuffer, View};
-use crate::expert_slots::EXPERT_READS;
+use crate::expert_slots::{EXPERT_PARTS, EXPERT_READS};
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held, held_bytes};
 use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
 use crate::slots::{SlotTable, TracedRead};
 use crate::trace::{Activity, Trace};
-use crate::unit::{Stage, Unit};
+use crate::unit::Unit;
 use pinned::Pinned;
+use ring::{Ring, SlotBuffers};
 
 /// Reads under way while pinned units are loaded.
 const LOAD_DEPTH: usize = 8;
@@ -157,7 +158,10 @@ impl Weights {
             true => buffers.ring_buffers(),
             false => Vec::new(),
         };
-        let reader = reader::open(backend, files, registered, table.len(), plan.streams())
+        let in_use_max = plan
+            .streams()
+            .then(|| extents_in_use_max(plan, table.len()));
+        let reader = reader::open(backend, files, registered, table.len(), in_use_max)
             .map_err(|source| WeightsError::Reader { backend, source })?;
         let mut weights = Self {
             reader,
@@ -348,6 +352,12 @@ impl Weights {
         }
     }
 
+    /// Slots that are being read into or computed on, those of abandoned reads included.
+    pub fn busy_slots(&self) -> usize {
+        let slots = 0..self.table.len();
+        slots.filter(|&slot| !self.table.is_free(slot)).count()
+    }
+
     /// The reader in use.
     pub fn backend(&self) -> Backend {
         self.reader.backend()
@@ -450,6 +460,10 @@ impl Weights {
         self.pump();
         let Some(&(slot, front)) = self.ring.queue.front() else {
             // Every slot still waits for an abandoned read to land.
+            assert!(
+                self.ring.has_next(),
+                "unit {unit} is asked for, and the pass streams nothing more"
+            );
             return Poll::Pending;
         };
         assert_eq!(
@@ -563,6 +577,15 @@ fn ring_shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
     (SPARE_SLOTS, largest as usize)
 }
 
+/// Extents that are not released at a time: those of reads in `slots`, and all that stays.
+fn extents_in_use_max(plan: &Plan, slots: usize) -> usize {
+    let expert_slots = plan
+        .expert_slots
+        .as_ref()
+        .map_or(0, |planned| planned.slots);
+    slots + plan.units.len() + plan.expert_runs.len() + EXPERT_PARTS * expert_slots
+}
+
 fn extents_of(slots: usize) -> Box<[Extent]> {
     let nothing = Extent {
         file: 0,
@@ -572,420 +595,5 @@ fn extents_of(slots: usize) -> Box<[Extent]> {
     vec![nothing; slots].into_boxed_slice()
 }
 
-/// Which units are read next, and which slot each is in.
-struct Ring {
-    slots: usize,
-    /// Streamed units in the order of a pass.
-    order: Vec<usize>,
-    /// How many of them belong to the body.
-    body: usize,
-    /// What the current pass and the one after it go through.
-    passes: [Pass; 2],
-    /// Reads begun: passes after the current one, and units of that pass.
-    ahead: (usize, usize),
-    /// Slots and their units, in the order of use.
-    queue: VecDeque<(usize, usize)>,
-    started: bool,
-}
-
-impl Ring {
-    fn new(units: usize, slots: usize) -> Self {
-        Self {
-            slots,
-            order: Vec::with_capacity(units),
-            body: 0,
-            passes: [Pass::Full; 2],
-            ahead: (0, 0),
-            queue: VecDeque::with_capacity(slots),
-            started: false,
-        }
-    }
-
-    fn set_order(&mut self, streamed: impl Iterator<Item = usize>, units: &[Unit]) {
-        self.order.clear();
-        self.order.extend(streamed);
-        let is_body = |unit: &usize| units[*unit].stage == Stage::Body;
-        self.body = self.order.iter().take_while(|unit| is_body(unit)).count();
-    }
-
-    fn units_of(&self, pass: Pass) -> usize {
-        match pass {
-            Pass::Body => self.body,
-            Pass::Full => self.order.len(),
-        }
-    }
-
-    /// Begins a pass, or returns `false` when what has been read does not suit it:
-    /// the pass before was left in the middle, or another kind was expected.
-    fn begin(&mut self, pass: Pass, next: Pass) -> bool {
-        if self.started {
-            let (ahead, read) = self.ahead;
-            let over = ahead == 1 || read == self.units_of(self.passes[0]);
-            let queued = if ahead == 1 { read } else { 0 };
-            let suits = self.passes[1] == pass || queued <= self.body;
-            if !over || self.queue.len() != queued || !suits {
-                return false;
-            }
-            self.ahead = (0, queued);
-        }
-        self.started = true;
-        self.passes = [pass, next];
-        true
-    }
-
-    fn rewind(&mut self) {
-        self.ahead = (0, 0);
-        self.started = false;
-    }
-
-    fn next_unit(&mut self) -> Option<usize> {
-        if !self.started {
-            return None;
-        }
-        let (mut ahead, mut read) = self.ahead;
-        if ahead == 0 && read == self.units_of(self.passes[0]) {
-            (ahead, read) = (1, 0);
-        }
-        if read == self.units_of(self.passes[ahead]) {
-            return None;
-        }
-        self.ahead = (ahead, read + 1);
-        Some(self.order[read])
-    }
-}
-
-/// Where the reads of ring slots and of embedding rows land.
-struct SlotBuffers {
-    arena: Arc<Arena>,
-    rows: Arc<Arena>,
-    ring: (usize, usize),
-    row_bytes: usize,
-    with_buffers: bool,
-}
-
-impl SlotBuffers {
-    fn ring_buffer(&self, slot: usize) -> Option<SlotBuffer> {
-        let (_, bytes) = self.ring;
-        self.with_buffers
-            .then(|| self.arena.buffer(slot * bytes, bytes, Some(slot as u16)))
-    }
-
-    fn row_buffer(&self, place: usize) -> Option<SlotBuffer> {
-        let bytes = self.row_bytes;
-        self.with_buffers
-            .then(|| self.rows.buffer(place * bytes, bytes, None))
-    }
-
-    fn ring_buffers(&self) -> Vec<SlotBuffer> {
-        (0..self.ring.0)
-            .filter_map(|slot| self.ring_buffer(slot))
-            .collect()
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::path::PathBuf;
-    use std::pin::pin;
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Wake, Waker};
-
-    use rand_core::Rng;
-    use rand_pcg::Pcg64;
-
-    use super::*;
-    use crate::arena::PAGE_BYTES;
-    use crate::plan::Residency;
-
-    const UNITS: usize = 23;
-    const BODY: usize = 17;
-    const SLOTS: usize = 5;
-
-    /// Reads end when the test says, in the order it says; the number is of those that
-    /// have brought wanted bytes and were not released since.
-    struct Scripted(Arc<Mutex<Vec<ReadRequest>>>, Arc<AtomicUsize>);
-
-    impl Reader for Scripted {
-        fn backend(&self) -> Backend {
-            Backend::Pread
-        }
-
-        fn submit(&self, request: ReadRequest) {
-            self.0.lock().unwrap().push(request);
-        }
-
-        fn release(&self, _extent: &Extent) {
-            self.1.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
-    struct Wakes(AtomicUsize);
-
-    impl Wake for Wakes {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Every unit starts elsewhere in a page; what a read of it brings says which it is.
-    fn unit(index: usize) -> Unit {
-        Unit {
-            extent: Extent {
-                file: 0,
-                offset: (index * 3 * PAGE_BYTES + index * 32) as u64,
-                bytes: 100 + index as u64,
-            },
-            stage: if index < BODY {
-                Stage::Body
-            } else {
-                Stage::Head
-            },
-            parts: Vec::new(),
-        }
-    }
-
-    fn is_right(bytes: &[u8], extent: &Extent) -> bool {
-        bytes.len() as u64 == extent.bytes && bytes.iter().all(|&byte| byte == mark(extent))
-    }
-
-    fn mark(extent: &Extent) -> u8 {
-        (extent.offset / 32 % 251) as u8
-    }
-
-    struct Script {
-        requests: Arc<Mutex<Vec<ReadRequest>>>,
-        in_use: Arc<AtomicUsize>,
-        random: Pcg64,
-        fails_one_in: usize,
-    }
-
-    impl Script {
-        fn below(&mut self, limit: usize) -> usize {
-            (self.random.next_u64() % limit as u64) as usize
-        }
-
-        /// Ends one of the reads under way; `false` when there is none.
-        fn end_one(&mut self) -> bool {
-            let count = self.requests.lock().unwrap().len();
-            if count == 0 {
-                return false;
-            }
-            let chosen = self.below(count);
-            let mut request = self.requests.lock().unwrap().swap_remove(chosen);
-            if self.fails_one_in > 0 && self.below(self.fails_one_in) == 0 {
-                match self.below(2) {
-                    0 => drop(request),
-                    _ => request.completion.fail(error()),
-                }
-                return true;
-            }
-            let mut buffer = request.buffer.take().unwrap();
-            buffer.as_mut_slice().fill(mark(&request.extent));
-            let bytes = request.extent.bytes as usize;
-            let view = buffer.into_view(0, bytes);
-            // Before the slot says so.
-            self.in_use.fetch_add(1, Ordering::Relaxed);
-            if !request.completion.succeed(view, bytes) {
-                self.in_use.fetch_sub(1, Ordering::Relaxed);
-            }
-            true
-        }
-
-        /// Polls until the future is ready, ending reads in between, or drops it after
-        /// `polls_max`. A future that waits must be woken by the read it waits for.
-        fn drive<T>(&mut self, future: impl Future<Output = T>, polls_max: usize) -> Option<T> {
-            let mut future = pin!(future);
-            let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
-            let waker = Waker::from(Arc::clone(&wakes));
-            for _ in 0..polls_max {
-                let before = wakes.0.load(Ordering::Relaxed);
-                if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
-                {
-                    return Some(output);
-                }
-                for _ in 0..=self.below(3) {
-                    self.end_one();
-                }
-                assert!(
-                    wakes.0.load(Ordering::Relaxed) > before,
-                    "waits for a read that was never begun, or is not woken by its end"
-                );
-            }
-            None
-        }
-    }
-
-    fn error() -> ReadError {
-        ReadError::Failed {
-            path: PathBuf::from("model.gguf"),
-            offset: 0,
-            wanted: 1,
-            got: 0,
-            message: "as the test wants".to_owned(),
-        }
-    }
-
-    fn scripted(seed: u64, fails_one_in: usize) -> (Weights, Script) {
-        println!("seed {seed}");
-        let plan = Plan {
-            budget_bytes: 0,
-            file_bytes: 0,
-            items: Vec::new(),
-            units: (0..UNITS).map(unit).collect(),
-            residency: vec![Residency::Streamed; UNITS],
-            expert_runs: Vec::new(),
-            expert_slots: None,
-            slots: SLOTS,
-            slot_bytes: 2 * PAGE_BYTES,
-            row_slot_bytes: PAGE_BYTES,
-            is_mapped: false,
-        };
-        let requests = Arc::new(Mutex::new(Vec::new()));
-        let in_use = Arc::new(AtomicUsize::new(0));
-        let mut weights = Weights {
-            reader: Box::new(Scripted(Arc::clone(&requests), Arc::clone(&in_use))),
-            files: Arc::new(OpenFiles::default()),
-            table: SlotTable::new(SLOTS + ROW_SLOTS),
-            units: plan.units.clone(),
-            pinned: Pinned::new(&plan, Arena::new(0).unwrap(), true),
-            ring: Ring::new(UNITS, SLOTS),
-            experts: Experts::new(&plan, &|_| Ok(Arena::new(0).unwrap())).unwrap(),
-            streams: true,
-            extents: extents_of(SLOTS + ROW_SLOTS),
-            buffers: SlotBuffers {
-                arena: Arena::new(plan.ring_bytes() as usize).unwrap(),
-                rows: Arena::new(ROW_SLOTS * plan.row_slot_bytes).unwrap(),
-                ring: (plan.slots, plan.slot_bytes),
-                row_bytes: plan.row_slot_bytes,
-                with_buffers: true,
-            },
-            has_spare_ring: false,
-            wait: Duration::ZERO,
-            trace: None,
-        };
-        weights.stream_the_others();
-        let script = Script {
-            requests,
-            in_use,
-            random: Pcg64::new(seed.into(), 1),
-            fails_one_in,
-        };
-        (weights, script)
-    }
-
-    fn pass(script: &mut Script) -> Pass {
-        match script.below(2) {
-            0 => Pass::Body,
-            _ => Pass::Full,
-        }
-    }
-
-    /// Runs a pass to its end, an error or a cancel; `true` for the end.
-    fn run_pass(weights: &mut Weights, script: &mut Script, cancel_one_in: usize) -> bool {
-        let (pass, next) = (pass(script), pass(script));
-        weights.begin_pass(pass, next);
-        let units = if pass == Pass::Body { BODY } else { UNITS };
-        for index in 0..units {
-            let extent = unit(index).extent;
-            let cancels = cancel_one_in > 0 && script.below(cancel_one_in) == 0;
-            let polls_max = if cancels { script.below(3) } else { 10_000 };
-            let step = weights.with_unit(index, |bytes| is_right(bytes, &extent));
-            match script.drive(step, polls_max) {
-                Some(Ok(right)) => assert!(right, "unit {index} has other bytes"),
-                Some(Err(_)) | None => return false,
-            }
-        }
-        true
-    }
-
-    fn rows(count: usize) -> impl ExactSizeIterator<Item = Extent> {
-        (0..count).map(|index| Extent {
-            file: 0,
-            offset: (index * 64) as u64,
-            bytes: 50,
-        })
-    }
-
-    #[test]
-    fn reads_that_end_in_any_order_give_every_unit_its_bytes() {
-        for seed in 0..20 {
-            let (mut weights, mut script) = scripted(seed, 0);
-            for _ in 0..20 {
-                assert!(run_pass(&mut weights, &mut script, 0));
-            }
-        }
-    }
-
-    #[test]
-    fn after_failures_and_cancels_the_ring_serves_again() {
-        for seed in 0..40 {
-            let (mut weights, mut script) = scripted(seed, 40);
-            for _ in 0..60 {
-                let ended = run_pass(&mut weights, &mut script, 25);
-                // A cancelled pass may be followed by another without more ado.
-                if !ended && script.below(2) == 0 {
-                    weights.restart();
-                }
-                for _ in 0..script.below(4) {
-                    script.end_one();
-                }
-            }
-            script.fails_one_in = 0;
-            weights.restart();
-            assert!(run_pass(&mut weights, &mut script, 0));
-            weights.restart();
-            while script.end_one() {}
-            let table = &weights.table;
-            assert!((0..table.len()).all(|slot| table.is_free(slot)));
-            assert_eq!(script.in_use.load(Ordering::Relaxed), 0);
-        }
-    }
-
-    #[test]
-    fn no_two_reads_under_way_share_memory() {
-        let (mut weights, mut script) = scripted(5, 30);
-        for _ in 0..200 {
-            run_pass(&mut weights, &mut script, 10);
-            let step = weights.with_rows(rows(3), |_, _| {});
-            let polls = script.below(3);
-            script.drive(step, polls);
-            let mut requests = script.requests.lock().unwrap();
-            let starts: BTreeSet<usize> = requests
-                .iter_mut()
-                .map(|request| {
-                    let buffer = request.buffer.as_mut().unwrap();
-                    buffer.as_mut_slice().as_ptr() as usize
-                })
-                .collect();
-            assert_eq!(starts.len(), requests.len());
-        }
-    }
-
-    #[test]
-    fn rows_survive_failures_and_lookups_that_are_dropped() {
-        for seed in 0..40 {
-            let (mut weights, mut script) = scripted(seed, 30);
-            for _ in 0..100 {
-                let count = script.below(40);
-                let polls_max = match script.below(2) {
-                    0 => script.below(6),
-                    _ => 10_000,
-                };
-                let mut seen = 0;
-                let step = weights.with_rows(rows(count), |index, bytes| {
-                    let extent = rows(40).nth(index).unwrap();
-                    assert!(is_right(bytes, &extent), "row {index} has other bytes");
-                    seen += 1;
-                });
-                if let Some(Ok(())) = script.drive(step, polls_max) {
-                    assert_eq!(seen, count);
-                }
-            }
-            weights.restart();
-            while script.end_one() {}
-            assert_eq!(script.in_use.load(Ordering::Relaxed), 0);
-        }
-    }
-}
+mod tests;

@@ -486,7 +486,7 @@ fn slots_are_taken_in_another_order_than_their_reads_end() {
     let model = Model::new();
     let plan = model.streamed();
     let table = SlotTable::new(8);
-    let reader = reader::open(Backend::Mmap, &model.files(true), Vec::new(), 8, false).unwrap();
+    let reader = reader::open(Backend::Mmap, &model.files(true), Vec::new(), 8, None).unwrap();
     let mut random = random(0x51);
     for _ in 0..50 {
         for slot in 0..8 {

@@ -12,7 +12,7 @@ use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usa
 pub static READERS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
     let starts = |backend: &Backend| {
         let files = Arc::new(OpenFiles::default());
-        let outcome = reader::open(*backend, &files, Vec::new(), 1, false);
+        let outcome = reader::open(*backend, &files, Vec::new(), 1, None);
         if let Err(error) = &outcome {
             eprintln!("skipped: the {} reader: {error}", backend.name());
         }

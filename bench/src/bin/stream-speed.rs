@@ -7,9 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use emel::blueprint::{Blueprint, Io};
+use emel::blueprint::Blueprint;
+use emel::cli::drive::streaming_reader;
 use emel::cli::{self, ModelOptions};
-use emel::{Backend, Engine, Request, Usage};
+use emel::{Engine, Request, Usage};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::{Pass, Weights};
 use serde_json::{Value, json};
@@ -53,6 +54,11 @@ async fn run(options: Options) -> anyhow::Result<()> {
         plan.streams(),
         "the model fits into the budget, so nothing streams; lower --ram-budget"
     );
+    ensure!(
+        plan.slots > 0 && plan.expert_slots.is_none(),
+        "experts are read as the routing asks for them, so reading alone is no comparison; \
+         use a dense model"
+    );
     let mut result = json!({
         "budget_bytes": plan.budget_bytes,
         "streamed_bytes": plan.streamed_bytes(),
@@ -75,10 +81,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
 
 /// Reads pass after pass as decoding does, through steps that do nothing.
 async fn read(blueprint: &Blueprint, passes: usize) -> anyhow::Result<Value> {
-    let backend = match blueprint.settings.io {
-        Io::Only(backend) => backend,
-        Io::Auto => Backend::Uring,
-    };
+    let backend = streaming_reader(blueprint.settings.io);
     let files = OpenFiles::open_model(blueprint.catalog.files(), backend.needs_buffers())?;
     let plan = &blueprint.plan;
     let mut weights = Weights::open(&Arc::new(files), plan, backend, &mut |_| {}).await?;

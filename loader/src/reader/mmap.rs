@@ -59,9 +59,14 @@ struct Maps {
 }
 
 impl MmapReader {
-    /// `streams` says that bytes will be released, so that the kernel should bring in
+    /// With an `in_use_max`, bytes will be released, so that the kernel should bring in
     /// no more than what is asked for.
-    pub(super) fn start(files: Arc<OpenFiles>, depth: usize, streams: bool) -> io::Result<Self> {
+    pub(super) fn start(
+        files: Arc<OpenFiles>,
+        depth: usize,
+        in_use_max: Option<usize>,
+    ) -> io::Result<Self> {
+        let streams = in_use_max.is_some();
         let maps = files
             .iter()
             .map(|file| {
@@ -82,7 +87,10 @@ impl MmapReader {
             files,
             maps,
             streams,
-            in_use: Mutex::new(InUse::with_capacity(depth)),
+            // A read that nobody wants may be given back after its slot is free again.
+            in_use: Mutex::new(InUse::with_capacity(
+                in_use_max.map_or(0, |count| count + THREADS_MAX),
+            )),
         });
         // A slot may have its last bytes to give back and its next read to begin.
         let (calls, calls_made) = bounded(2 * depth.max(1));
@@ -274,7 +282,7 @@ fn pages_of(extent: &Extent) -> Range<usize> {
 }
 
 /// The extents that were asked for and not given back, in the order of the files:
-/// those of the slots, and the pinned units.
+/// those of the slots, of experts in theirs, and the pinned units.
 struct InUse {
     extents: Vec<Extent>,
     /// Bytes of the longest that there has been.
@@ -290,6 +298,10 @@ impl InUse {
     }
 
     fn insert(&mut self, extent: Extent) {
+        debug_assert!(
+            self.extents.len() < self.extents.capacity(),
+            "more extents in use than the list has been made for"
+        );
         self.longest = self.longest.max(extent.bytes);
         let place = self.place_of(extent.file, extent.offset);
         self.extents.insert(place, extent);
@@ -350,7 +362,7 @@ mod tests {
 
     /// The gaps, in pages, around an extent that is given back while others are in use.
     fn gaps(others: &[Extent], own: Extent) -> Vec<(u64, u64)> {
-        let mut in_use = InUse::with_capacity(0);
+        let mut in_use = InUse::with_capacity(4);
         in_use.insert(own);
         for other in others {
             in_use.insert(*other);

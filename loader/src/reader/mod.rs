@@ -9,6 +9,7 @@ mod faults;
 mod mmap;
 mod pread;
 mod progress;
+mod queue;
 mod ring;
 mod schedule;
 mod uring;
@@ -157,8 +158,8 @@ pub trait Reader: Send {
 }
 
 /// Starts the reader for `backend`. `ring_buffers` are those that most reads will
-/// go to; `depth` is the largest number of reads under way at a time; `streams` says
-/// that bytes are released again, as opposed to weights that all stay.
+/// go to; `depth` is the largest number of reads under way at a time; `in_use_max` that of
+/// extents asked for and not released yet, or `None` for weights that all stay.
 ///
 /// # Errors
 /// When the kernel refuses the interface, with its reason.
@@ -167,7 +168,7 @@ pub fn open(
     files: &Arc<OpenFiles>,
     ring_buffers: Vec<SlotBuffer>,
     depth: usize,
-    streams: bool,
+    in_use_max: Option<usize>,
 ) -> io::Result<Box<dyn Reader>> {
     let faults = files.faults().cloned();
     let files = Arc::clone(files);
@@ -175,7 +176,7 @@ pub fn open(
         Backend::Ring => Box::new(ring::RingReader::start(files, ring_buffers, depth)?),
         Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
         Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
-        Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, streams)?),
+        Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, in_use_max)?),
     };
     Ok(match faults {
         Some(faults) => Box::new(FaultyReader::start(reader, faults)?),
@@ -189,7 +190,7 @@ pub fn fastest() -> (Backend, Vec<(Backend, io::Error)>) {
     let no_files = Arc::new(OpenFiles::default());
     let mut refused = Vec::new();
     for backend in Backend::FASTEST_FIRST {
-        match open(backend, &no_files, Vec::new(), 1, true) {
+        match open(backend, &no_files, Vec::new(), 1, Some(1)) {
             Ok(_) => return (backend, refused),
             Err(error) => refused.push((backend, error)),
         }
@@ -208,7 +209,7 @@ pub fn registers_buffers(backend: Backend, slots: usize, slot_bytes: usize) -> i
         .map(|slot| arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)))
         .collect();
     let no_files = Arc::new(OpenFiles::default());
-    Ok(open(backend, &no_files, buffers, slots, true)?.has_registered_buffers())
+    Ok(open(backend, &no_files, buffers, slots, Some(slots))?.has_registered_buffers())
 }
 
 fn io_uring_remedy(error: &io::Error) -> String {

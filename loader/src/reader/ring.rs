@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crossbeam::queue::ArrayQueue;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::queue::{Bell, End, Queue};
 use super::schedule::run_at_once;
 use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
@@ -29,58 +30,46 @@ const PART_BYTES_MAX: usize = 1 << 30;
 /// Marks the completion that says that there are requests.
 const BELL: u64 = u64::MAX;
 
+/// How long the kernel may say, without a completion in between, that it is short of
+/// memory, and how often it is asked meanwhile.
+const REFUSALS_MAX: u32 = 10_000;
+const REFUSAL_PAUSE: Duration = Duration::from_millis(1);
+
 pub(super) struct RingReader {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<EventBell>>,
     has_registered_buffers: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Requests on their way to the ring's thread.
-struct Queue {
-    requests: ArrayQueue<ReadRequest>,
-    // Set once no more requests are served.
+/// An event descriptor that the ring polls.
+pub(super) struct EventBell {
     is_closed: AtomicBool,
-    bell: EventFd,
+    event: EventFd,
 }
 
-impl Queue {
-    fn new(depth: usize) -> io::Result<Arc<Self>> {
+impl EventBell {
+    pub(super) fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        Ok(Arc::new(Self {
-            requests: ArrayQueue::new(depth),
+        Ok(Self {
             is_closed: AtomicBool::new(false),
-            bell: EventFd::from_flags(flags)?,
-        }))
+            event: EventFd::from_flags(flags)?,
+        })
     }
+}
 
-    fn ring_bell(&self) {
+impl Bell for EventBell {
+    fn ring(&self) {
         // It fails only where it has been rung 2^64 times unheard.
-        let _ = self.bell.write(1);
+        let _ = self.event.write(1);
     }
 
     fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        self.ring_bell();
+        self.ring();
     }
 
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::SeqCst)
-    }
-
-    /// Drops what is queued, which reports that the reader stopped. Whoever closes
-    /// clears after it, and whoever submits looks after it, so that no request stays.
-    fn clear(&self) {
-        while self.requests.pop().is_some() {}
-    }
-}
-
-/// Closes the queue when the ring's thread ends, even by a panic.
-struct End(Arc<Queue>);
-
-impl Drop for End {
-    fn drop(&mut self) {
-        self.0.close();
-        self.0.clear();
     }
 }
 
@@ -91,7 +80,7 @@ impl RingReader {
         depth: usize,
     ) -> io::Result<Self> {
         let depth = depth.max(1);
-        let queue = Queue::new(depth)?;
+        let queue = Queue::new(depth, EventBell::new()?);
         let (started, start) = sync_channel(1);
         let end = End(Arc::clone(&queue));
         let thread = std::thread::Builder::new()
@@ -126,15 +115,7 @@ impl Reader for RingReader {
     }
 
     fn submit(&self, request: ReadRequest) {
-        let refused = self.queue.requests.push(request).err();
-        assert!(
-            refused.is_none(),
-            "more reads under way than there are slots"
-        );
-        self.queue.ring_bell();
-        if self.queue.is_closed() {
-            self.queue.clear();
-        }
+        self.queue.submit(request);
     }
 
     fn has_registered_buffers(&self) -> bool {
@@ -144,7 +125,7 @@ impl Reader for RingReader {
 
 impl Drop for RingReader {
     fn drop(&mut self) {
-        self.queue.close();
+        self.queue.bell.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -219,6 +200,29 @@ struct InFlight {
     progress: Progress,
 }
 
+/// Calls in a row that the kernel was too short of memory for.
+#[derive(Default)]
+struct Refusals(u32);
+
+impl Refusals {
+    /// Takes the answer to a call; whether to pause before the next.
+    fn hear(&mut self, answer: io::Result<usize>) -> io::Result<bool> {
+        let Err(error) = answer else {
+            *self = Self::default();
+            return Ok(false);
+        };
+        match error.raw_os_error() {
+            Some(libc::EINTR) => Ok(false),
+            // What has been read makes room.
+            Some(libc::EAGAIN | libc::EBUSY) if self.0 < REFUSALS_MAX => {
+                self.0 += 1;
+                Ok(true)
+            }
+            _ => Err(error),
+        }
+    }
+}
+
 /// What the ring's thread works with.
 struct Lane {
     ring: IoUring,
@@ -228,7 +232,8 @@ struct Lane {
     files: Arc<OpenFiles>,
     has_registered_files: bool,
     has_registered_buffers: bool,
-    queue: Arc<Queue>,
+    queue: Arc<Queue<EventBell>>,
+    refusals: Refusals,
     // Dropped after the ring that knows them.
     _registered: Vec<SlotBuffer>,
 }
@@ -236,7 +241,7 @@ struct Lane {
 impl Lane {
     fn open(
         files: Arc<OpenFiles>,
-        queue: Arc<Queue>,
+        queue: Arc<Queue<EventBell>>,
         mut ring_buffers: Vec<SlotBuffer>,
         depth: usize,
     ) -> io::Result<Self> {
@@ -252,6 +257,7 @@ impl Lane {
             free: (0..depth).rev().collect(),
             files,
             queue,
+            refusals: Refusals::default(),
             _registered: ring_buffers,
         })
     }
@@ -260,7 +266,7 @@ impl Lane {
     fn serve(&mut self) {
         self.listen();
         loop {
-            if self.queue.is_closed() {
+            if self.queue.bell.is_closed() {
                 self.queue.clear();
                 if self.is_idle() {
                     return;
@@ -275,7 +281,7 @@ impl Lane {
             while let Some((place, result)) = self.completion() {
                 if place == BELL {
                     // Before the queue is looked at: what comes later rings again.
-                    let _ = self.queue.bell.read();
+                    let _ = self.queue.bell.event.read();
                     self.listen();
                 } else {
                     self.land(place as usize, result);
@@ -289,7 +295,7 @@ impl Lane {
     }
 
     fn listen(&mut self) {
-        let bell = types::Fd(self.queue.bell.as_raw_fd());
+        let bell = types::Fd(self.queue.bell.event.as_raw_fd());
         let entry = opcode::PollAdd::new(bell, libc::POLLIN as u32).build();
         self.push(&entry.user_data(BELL));
     }
@@ -297,7 +303,7 @@ impl Lane {
     /// Takes what is queued, as far as there is room.
     fn accept(&mut self) {
         while let Some(&place) = self.free.last() {
-            let Some(mut request) = self.queue.requests.pop() else {
+            let Some(mut request) = self.queue.next() else {
                 return;
             };
             self.free.pop();
@@ -355,24 +361,17 @@ impl Lane {
     }
 
     /// Hands everything to the kernel and waits for a completion.
-    fn enter(&self) -> io::Result<()> {
-        match self.ring.submit_and_wait(1) {
-            Ok(_) => Ok(()),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR) => Ok(()),
-                // The kernel is short of memory: what has been read makes room.
-                Some(libc::EAGAIN | libc::EBUSY) => {
-                    std::thread::yield_now();
-                    Ok(())
-                }
-                _ => Err(error),
-            },
+    fn enter(&mut self) -> io::Result<()> {
+        if self.refusals.hear(self.ring.submit_and_wait(1))? {
+            std::thread::sleep(REFUSAL_PAUSE);
         }
+        Ok(())
     }
 
     /// The next completion that is there: whose, and its result.
     fn completion(&mut self) -> Option<(u64, i32)> {
         let entry = self.ring.completion().next()?;
+        self.refusals = Refusals::default();
         Some((entry.user_data(), entry.result()))
     }
 
@@ -422,5 +421,39 @@ impl Drop for Lane {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: i32) -> io::Result<usize> {
+        Err(io::Error::from_raw_os_error(code))
+    }
+
+    #[test]
+    fn a_kernel_that_stays_short_of_memory_is_asked_so_often_and_no_more() {
+        for code in [libc::EAGAIN, libc::EBUSY] {
+            let mut refusals = Refusals::default();
+            for _ in 0..REFUSALS_MAX {
+                assert!(refusals.hear(error(code)).unwrap());
+            }
+            let given_up = refusals.hear(error(code)).unwrap_err();
+            assert_eq!(given_up.raw_os_error(), Some(code));
+        }
+    }
+
+    #[test]
+    fn a_call_that_succeeds_makes_up_for_refusals_and_an_interrupted_one_is_none() {
+        let mut refusals = Refusals(REFUSALS_MAX);
+        assert!(!refusals.hear(error(libc::EINTR)).unwrap());
+        assert!(!refusals.hear(Ok(1)).unwrap());
+        assert!(refusals.hear(error(libc::EAGAIN)).unwrap());
+    }
+
+    #[test]
+    fn another_error_is_reported_at_once() {
+        assert!(Refusals::default().hear(error(libc::EBADF)).is_err());
     }
 }

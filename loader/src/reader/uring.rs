@@ -11,45 +11,35 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
-use crossbeam::queue::ArrayQueue;
 use tokio::sync::Semaphore;
 use tokio_uring::buf::BoundedBuf;
 use tokio_uring::buf::fixed::FixedBufRegistry;
 use tokio_uring::fs::File;
 
+use super::queue::{Bell, End, Queue};
 use super::schedule::run_at_once;
 use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
 pub(super) struct UringReader {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Semaphore>>,
     has_registered_buffers: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Requests on their way to the ring's thread.
-struct Queue {
-    requests: ArrayQueue<ReadRequest>,
-    // One permit for each queued request; closed when the reader is dropped.
-    available: Semaphore,
-}
-
-/// Closes the queue when the ring's thread ends, even by a panic.
-struct End(Arc<Queue>);
-
-impl Queue {
-    /// Drops what is queued, which reports that the reader stopped. Whoever closes
-    /// clears after it, and whoever submits looks after it, so that no request stays.
-    fn clear(&self) {
-        while self.requests.pop().is_some() {}
+/// One permit for each queued request.
+impl Bell for Semaphore {
+    fn ring(&self) {
+        self.add_permits(1);
     }
-}
 
-impl Drop for End {
-    fn drop(&mut self) {
-        self.0.available.close();
-        self.0.clear();
+    fn close(&self) {
+        Self::close(self);
+    }
+
+    fn is_closed(&self) -> bool {
+        Self::is_closed(self)
     }
 }
 
@@ -60,10 +50,7 @@ impl UringReader {
         depth: usize,
     ) -> io::Result<Self> {
         let depth = depth.max(1);
-        let queue = Arc::new(Queue {
-            requests: ArrayQueue::new(depth),
-            available: Semaphore::new(0),
-        });
+        let queue = Queue::new(depth, Semaphore::new(0));
         let (started, start) = sync_channel(1);
         let thread_queue = Arc::clone(&queue);
         let thread = std::thread::Builder::new()
@@ -106,15 +93,7 @@ impl Reader for UringReader {
     }
 
     fn submit(&self, request: ReadRequest) {
-        let refused = self.queue.requests.push(request).err();
-        assert!(
-            refused.is_none(),
-            "more reads under way than there are slots"
-        );
-        self.queue.available.add_permits(1);
-        if self.queue.available.is_closed() {
-            self.queue.clear();
-        }
+        self.queue.submit(request);
     }
 
     fn has_registered_buffers(&self) -> bool {
@@ -124,7 +103,7 @@ impl Reader for UringReader {
 
 impl Drop for UringReader {
     fn drop(&mut self) {
-        self.queue.available.close();
+        self.queue.bell.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -179,14 +158,14 @@ struct Lane {
     files: Arc<OpenFiles>,
     handles: Vec<File>,
     registry: Option<FixedBufRegistry<SlotBuffer>>,
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Semaphore>>,
 }
 
 impl Lane {
     async fn run(&self) {
-        while let Ok(permit) = self.queue.available.acquire().await {
+        while let Ok(permit) = self.queue.bell.acquire().await {
             permit.forget();
-            if let Some(request) = self.queue.requests.pop() {
+            if let Some(request) = self.queue.next() {
                 self.read(request).await;
             }
         }
@@ -253,46 +232,5 @@ impl Lane {
                 return Ok(progress);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::task::Poll;
-
-    use super::*;
-    use crate::gguf::Extent;
-    use crate::slots::SlotTable;
-
-    fn request(table: &Arc<SlotTable>, slot: usize) -> ReadRequest {
-        ReadRequest {
-            extent: Extent {
-                file: 0,
-                offset: 0,
-                bytes: 1,
-            },
-            buffer: None,
-            completion: table.begin(slot),
-        }
-    }
-
-    #[test]
-    fn reads_asked_of_a_thread_that_has_ended_fail_and_are_not_waited_for() {
-        let queue = Arc::new(Queue {
-            requests: ArrayQueue::new(2),
-            available: Semaphore::new(0),
-        });
-        let reader = UringReader {
-            queue: Arc::clone(&queue),
-            has_registered_buffers: false,
-            thread: None,
-        };
-        let table = SlotTable::new(2);
-        reader.submit(request(&table, 0));
-        assert!(table.poll_take(0).is_pending());
-        drop(End(queue));
-        assert_eq!(table.poll_take(0), Poll::Ready(Err(ReadError::Stopped)));
-        reader.submit(request(&table, 1));
-        assert_eq!(table.poll_take(1), Poll::Ready(Err(ReadError::Stopped)));
     }
 }

@@ -4,14 +4,15 @@
 use arrayvec::ArrayVec;
 use emel_kernels::{ActivationFormat, Matrix, OutputView, Product};
 use emel_loader::expert_slots::{EXPERT_PARTS, ExpertBytes};
+use emel_loader::weights::EXPERTS_MAX;
 
 use super::{Forward, activate};
 use crate::program::{Buffer, ExpertGroup, MatrixShape, Program};
 use crate::routing::{Router, Routing};
 use crate::routing_log::RoutingLog;
 
-/// Products that share a fork and join. More experts than any model chooses for a token.
-pub(super) const PRODUCTS_MAX: usize = 32;
+/// Products that share a fork and join: of the experts of a step with gate and up.
+pub(super) const PRODUCTS_MAX: usize = 2 * EXPERTS_MAX;
 
 /// The routing of a pass, and what the next mixture's was guessed to be.
 pub(super) struct LoggedRouting {

@@ -12,9 +12,8 @@
 /// Wraps intrinsics that need the features an [`X86`] proves.
 macro_rules! proven {
     ($($body:tt)*) => {
-        // SAFETY: an `X86` exists only where the CPU has its level's features; pointers in the body
-        // come from references to arrays of exactly the width accessed, and the accesses are
-        // unaligned.
+        // SAFETY: an `X86` exists only where the CPU has its level's features; accesses in the body
+        // stay within the arrays that their pointers come from, and are unaligned.
         unsafe { $($body)* }
     };
 }
