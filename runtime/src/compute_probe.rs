@@ -52,7 +52,10 @@ fn rate_of(kernels: Kernels, pool: &Pool, format: Format, weight_bytes: usize) -
     let rows = (UNIT_BYTES / row_bytes).max(1);
     let unit_bytes = rows * row_bytes;
     // 0x11 everywhere is a small finite number in every format.
-    let weights = vec![0x11_u8; weight_bytes.max(unit_bytes) / unit_bytes * unit_bytes];
+    let weight_bytes = weight_bytes.max(unit_bytes) / unit_bytes * unit_bytes;
+    let mut weights = Vec::new();
+    weights.try_reserve_exact(weight_bytes).ok()?;
+    weights.resize(weight_bytes, 0x11_u8);
     let inputs: Vec<f32> = (0..COLUMNS)
         .map(|index| (index as f32 * 0.37).sin())
         .collect();

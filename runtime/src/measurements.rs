@@ -189,7 +189,15 @@ fn read<T>(
         found,
     };
     let mut text = String::new();
-    match File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text)) {
+    // Opening a FIFO would wait for whoever writes to it.
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return Err(damaged("it is no regular file".to_owned()));
+    }
+    match File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text))
+    {
+        Ok(bytes) if bytes as u64 > FILE_BYTES_MAX => {
+            return Err(damaged(format!("has more than {FILE_BYTES_MAX} bytes")));
+        }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Ok(None),

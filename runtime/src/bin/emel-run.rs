@@ -99,6 +99,11 @@ async fn run(options: Options) -> anyhow::Result<()> {
         refuse_same_file(session, "--stats-json", options.stats_json.as_deref())?;
         refuse_same_file(session, "--profile", options.profile.as_deref())?;
     }
+    if let Some(text) = &options.text.file {
+        let text = ("-f", text.as_path());
+        refuse_same_file(text, "--stats-json", options.stats_json.as_deref())?;
+        refuse_same_file(text, "--profile", options.profile.as_deref())?;
+    }
     if let Some(statistics) = &options.stats_json {
         let statistics = ("--stats-json", statistics.as_path());
         refuse_same_file(statistics, "--profile", options.profile.as_deref())?;
@@ -192,11 +197,11 @@ async fn continue_text(
         .transpose()
         .context("cannot be told of interrupts (Ctrl-C)")?;
     let mut stream = engine.generate(request).await?;
-    let is_interrupted = print_answer(&mut stream, interrupts.as_mut()).await?;
+    let (is_interrupted, printed) = print_answer(&mut stream, interrupts.as_mut()).await?;
     let usage = stream.usage().cloned();
     // If it goes on all the same, it stops when nobody listens any more.
     drop(stream);
-    cli::print("\n")?;
+    let printed = printed.and_then(|()| Ok(cli::print("\n")?));
     let tokens = match session {
         Some(path) => Some(engine.save_session(path).await?),
         None => None,
@@ -212,6 +217,7 @@ async fn continue_text(
         cli::note_full_context(&usage, max_tokens, engine.description().context);
         on_usage(&usage);
     }
+    printed?;
     match (is_interrupted, tokens) {
         (false, _) => Ok(()),
         (true, None) => Err(Interrupted::WithoutSession.into()),
@@ -220,15 +226,17 @@ async fn continue_text(
     }
 }
 
-/// Prints tokens as they come. Returns whether Ctrl-C has ended the answer: the first has
-/// the pass that runs completed, because a recurrent state cannot go back to before it; the
-/// second does not wait for it.
+/// Prints tokens as they come. Returns whether Ctrl-C has ended the answer, and whether all
+/// could be printed: if nobody reads any more, the answer ends and is kept as far as it came.
+/// The first Ctrl-C has the pass that runs completed, because a recurrent state cannot go back
+/// to before it; the second does not wait for it.
 async fn print_answer(
     stream: &mut TokenStream,
     mut interrupts: Option<&mut Interrupts>,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<(bool, anyhow::Result<()>)> {
     let spinner = cli::spinner("reading the prompt");
     let mut is_interrupted = false;
+    let mut printed = Ok(());
     loop {
         let event = match &mut interrupts {
             Some(interrupts) => interrupts.or_next(stream).await,
@@ -240,10 +248,17 @@ async fn print_answer(
         };
         spinner.finish_and_clear();
         match event {
-            Event::Token(token) => cli::print(&token.text)?,
+            Event::Token(token) => {
+                if printed.is_ok() {
+                    printed = cli::print(&token.text).map_err(anyhow::Error::from);
+                    if printed.is_err() {
+                        stream.stop();
+                    }
+                }
+            }
             Event::Failed(error) => return Err(error.into()),
-            Event::Over => return Ok(is_interrupted),
-            Event::Interrupted if is_interrupted => return Ok(true),
+            Event::Over => return Ok((is_interrupted, printed)),
+            Event::Interrupted if is_interrupted => return Ok((true, printed)),
             Event::Interrupted => {
                 stream.stop();
                 is_interrupted = true;

@@ -141,3 +141,39 @@ fn an_interrupt_saves_the_session() {
     );
     result(resumed);
 }
+
+#[test]
+fn a_reader_that_goes_away_leaves_the_session_and_the_statistics_of_what_it_took() {
+    let folder = TempDir::new().unwrap();
+    let [session, statistics] = ["session", "statistics"].map(|name| folder.path().join(name));
+    let mut child = command("emel-run")
+        .arg(llama())
+        .args(words("-p hello -n 19000 -c 20000 --temp 0 --ignore-eos"))
+        .args(words("--ram-budget 256M --session"))
+        .arg(&session)
+        .arg("--stats-json")
+        .arg(&statistics)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    drop(output);
+    assert!(child.wait().unwrap().success());
+    assert!(session.is_file());
+    let usage: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+    assert!(usage["generated_tokens"].as_u64().unwrap() < 19_000);
+}
+
+#[test]
+fn results_do_not_replace_the_text_they_are_of() {
+    let folder = TempDir::new().unwrap();
+    let text = folder.path().join("text");
+    fs::write(&text, "Once upon a time").unwrap();
+    for option in ["--profile", "--stats-json"] {
+        let arguments = ["-f", text.to_str().unwrap(), option, text.to_str().unwrap()];
+        refusal(emel_run(&llama(), arguments), 2, &["the file of -f"]);
+    }
+    assert_eq!(fs::read(&text).unwrap(), b"Once upon a time");
+}

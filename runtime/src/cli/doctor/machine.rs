@@ -5,8 +5,10 @@ use std::path::Path;
 
 use emel_kernels::Kernels;
 use emel_loader::reader::{self, Backend};
-use emel_systemd::{Cgroup, Memory, Version};
+use emel_systemd::{Cgroup, Version};
 use serde::Serialize;
+
+use crate::budget::available_bytes;
 
 /// The kernel, the processor and the memory.
 #[derive(Serialize)]
@@ -65,7 +67,7 @@ impl Machine {
             kernels: KernelPath::look(),
             io_uring: IoUring::look(),
             cgroup: CgroupState::look(),
-            available_bytes: Memory::default().available().ok(),
+            available_bytes: available_bytes().ok(),
             huge_pages: huge_pages(),
             locked_memory_limit_bytes: locked_memory_limit(),
         }
