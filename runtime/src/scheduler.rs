@@ -324,10 +324,6 @@ impl Scheduler {
     fn session(&mut self, path: &Path, task: SessionTask) -> Result<usize, SessionError> {
         let kind = SessionKind::new(self.identity.get()?, self.kv_type, self.long_factors);
         match task {
-            // Nothing is worth less than what the file holds.
-            SessionTask::Save if self.generator.state().tokens().is_empty() && path.exists() => {
-                Ok(0)
-            }
             SessionTask::Save => kind.save(path, self.generator.state()),
             SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
         }

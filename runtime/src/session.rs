@@ -134,14 +134,19 @@ impl SessionKind {
     }
 
     /// Writes the state to `path` and says how many tokens it stands for. What is there
-    /// already is replaced if it is a session, and its permissions are kept. Where a
-    /// symbolic link is there, what it leads to is replaced.
+    /// already is replaced if it is a session and there are tokens, and its permissions are
+    /// kept. Where a symbolic link is there, what it leads to is replaced.
     ///
     /// # Errors
     /// When the path holds something else, or cannot be written.
     pub(crate) fn save(&self, path: &Path, state: &SequenceState) -> Result<usize, SessionError> {
-        if path.exists() && !is_session(path)? {
-            return Err(SessionError::Foreign);
+        if path.exists() {
+            if !is_session(path)? {
+                return Err(SessionError::Foreign);
+            }
+            if state.tokens().is_empty() {
+                return Ok(0);
+            }
         }
         write_whole(path, |out| self.write(out, state)).map_err(SessionError::Write)?;
         Ok(state.tokens().len())
