@@ -3,3 +3,4 @@
 #![forbid(unsafe_code)]
 
 pub mod synth;
+pub mod usage;

@@ -9,7 +9,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
@@ -23,7 +22,7 @@ use emel_loader::slots::SlotTable;
 use emel_loader::unit::{Stage, WeightUse, partition};
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::gguf_writer::GgufWriter;
-use emel_tests::run::READERS;
+use emel_tests::run::{READERS, in_process_of_its_own};
 use tempfile::TempDir;
 
 const PAGE: usize = 4096;
@@ -1077,27 +1076,6 @@ fn a_mapping_of_a_cached_file_holds_what_is_in_use_and_little_more() {
         // Folios that pinned units share with their neighbours may all be mapped.
         assert!(most < file_bytes / 4 * 3, "{most} of {file_bytes} resident");
     });
-}
-
-/// Whether this is the process of its own that the test named `test` runs in; if it
-/// is not, runs that process and expects it to succeed.
-fn in_process_of_its_own(test: &str) -> bool {
-    const NAME: &str = "EMEL_TEST_PROCESS";
-    if std::env::var(NAME).is_ok_and(|name| name == test) {
-        return true;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(NAME, test)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}\n{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    false
 }
 
 fn descriptors() -> usize {

@@ -6,7 +6,6 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use emel_loader::files::{OpenFile, OpenFiles};
@@ -17,30 +16,9 @@ use emel_loader::unit::{Stage, WeightUse, partition};
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::fixtures::fixture;
 use emel_tests::gguf_writer::GgufWriter;
-use emel_tests::run::{block_on, logits, open, settings, smallest_budget};
+use emel_tests::run::{block_on, in_process_of_its_own, logits, open, settings, smallest_budget};
 
 const IDS: [u32; 6] = [5, 80, 300, 12, 77, 200];
-
-/// Whether this is the process of its own that the test named `test` runs in; if it is
-/// not, runs that process and expects it to succeed.
-fn in_process_of_its_own(test: &str) -> bool {
-    const NAME: &str = "EMEL_TEST_PROCESS";
-    if std::env::var(NAME).is_ok_and(|name| name == test) {
-        return true;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(NAME, test)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}\n{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    false
-}
 
 /// Has `io_uring_setup` fail with `error` on this thread and those that it starts, as a
 /// container's seccomp profile does.

@@ -1,6 +1,7 @@
 //! Runs models through the public API, for tests that look at the numbers.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use emel_loader::files::OpenFiles;
@@ -124,4 +125,29 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
         .build()
         .expect("an executor on this thread")
         .block_on(future)
+}
+
+/// Whether this is the process of its own that the test named `test` runs in; if it is
+/// not, runs that process and expects it to succeed.
+///
+/// # Panics
+/// When it does not.
+pub fn in_process_of_its_own(test: &str) -> bool {
+    const NAME: &str = "EMEL_TEST_PROCESS";
+    if std::env::var(NAME).is_ok_and(|name| name == test) {
+        return true;
+    }
+    let program = std::env::current_exe().expect("tests know their program");
+    let output = Command::new(program)
+        .args(["--exact", test, "--nocapture"])
+        .env(NAME, test)
+        .output()
+        .expect("a program that runs can be started");
+    assert!(
+        output.status.success(),
+        "{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    false
 }

@@ -3,11 +3,12 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use clap::Parser;
+use emel::Engine;
 use emel::blueprint::Blueprint;
 use emel::cli::{self, ModelOptions};
-use emel::{Engine, Request, Usage};
+use emel_bench::usage::usage;
 use serde_json::json;
 
 /// Tokens of the prompt that decoding follows, and of the one that warms up.
@@ -77,15 +78,4 @@ async fn run(options: Options) -> anyhow::Result<()> {
     });
     cli::print(&format!("{result}\n"))?;
     Ok(())
-}
-
-/// Greedy, and on after an end-of-generation token.
-async fn usage(engine: &Engine, ids: &[u32], tokens: usize) -> anyhow::Result<Usage> {
-    let mut request = Request::new(ids.to_vec()).greedy().max_tokens(tokens);
-    request.ignore_eos = true;
-    let mut stream = engine.generate(request).await?;
-    while let Some(token) = stream.next().await {
-        token?;
-    }
-    stream.usage().cloned().context("the stream has ended")
 }

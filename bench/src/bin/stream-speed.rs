@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::Parser;
 use emel::blueprint::Blueprint;
 use emel::cli::drive::streaming_reader;
 use emel::cli::{self, ModelOptions};
-use emel::{Engine, Request, Usage};
+use emel::{Engine, Usage};
+use emel_bench::usage::usage;
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::{Pass, Weights};
 use serde_json::{Value, json};
@@ -117,15 +118,4 @@ async fn compute(engine: &Engine, options: &Options) -> anyhow::Result<(Usage, O
     }
     let decode = usage(engine, ids, options.decode_tokens + 1).await?;
     Ok((prompt, Some(decode)))
-}
-
-/// Greedy, and on after an end-of-generation token.
-async fn usage(engine: &Engine, ids: &[u32], tokens: usize) -> anyhow::Result<Usage> {
-    let mut request = Request::new(ids.to_vec()).greedy().max_tokens(tokens);
-    request.ignore_eos = true;
-    let mut stream = engine.generate(request).await?;
-    while let Some(token) = stream.next().await {
-        token?;
-    }
-    stream.usage().cloned().context("the stream has ended")
 }

@@ -11,6 +11,7 @@ mod pread;
 mod progress;
 mod queue;
 mod ring;
+mod ring_thread;
 mod schedule;
 mod uring;
 
@@ -173,8 +174,8 @@ pub fn open(
     let faults = files.faults().cloned();
     let files = Arc::clone(files);
     let reader: Box<dyn Reader> = match backend {
-        Backend::Ring => Box::new(ring::RingReader::start(files, ring_buffers, depth)?),
-        Backend::Uring => Box::new(uring::UringReader::start(files, ring_buffers, depth)?),
+        Backend::Ring => Box::new(ring::start(files, ring_buffers, depth)?),
+        Backend::Uring => Box::new(uring::start(files, ring_buffers, depth)?),
         Backend::Pread => Box::new(pread::PreadReader::start(files, depth)?),
         Backend::Mmap => Box::new(mmap::MmapReader::start(files, depth, in_use_max)?),
     };

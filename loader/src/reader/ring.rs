@@ -10,16 +10,14 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::queue::{Bell, End, Queue};
-use super::schedule::run_at_once;
-use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
+use super::queue::{Bell, Queue};
+use super::ring_thread::RingThread;
+use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
@@ -34,12 +32,6 @@ const BELL: u64 = u64::MAX;
 /// memory, and how often it is asked meanwhile.
 const REFUSALS_MAX: u32 = 10_000;
 const REFUSAL_PAUSE: Duration = Duration::from_millis(1);
-
-pub(super) struct RingReader {
-    queue: Arc<Queue<EventBell>>,
-    has_registered_buffers: bool,
-    thread: Option<JoinHandle<()>>,
-}
 
 /// An event descriptor that the ring polls.
 pub(super) struct EventBell {
@@ -73,63 +65,23 @@ impl Bell for EventBell {
     }
 }
 
-impl RingReader {
-    pub(super) fn start(
-        files: Arc<OpenFiles>,
-        ring_buffers: Vec<SlotBuffer>,
-        depth: usize,
-    ) -> io::Result<Self> {
-        let depth = depth.max(1);
-        let queue = Queue::new(depth, EventBell::new()?);
-        let (started, start) = sync_channel(1);
-        let end = End(Arc::clone(&queue));
-        let thread = std::thread::Builder::new()
-            .name("emel-ring".to_owned())
-            .spawn(move || {
-                run_at_once();
-                // The kernel wants a ring to be used by the thread that made it.
-                let depth = depth.min(IN_FLIGHT_MAX);
-                match Lane::open(files, Arc::clone(&end.0), ring_buffers, depth) {
-                    Ok(mut lane) => {
-                        let _ = started.send(Ok(lane.has_registered_buffers));
-                        lane.serve();
-                    }
-                    Err(error) => drop(started.send(Err(error))),
-                }
-            })?;
-        match start.recv() {
-            Ok(Ok(has_registered_buffers)) => Ok(Self {
-                queue,
-                has_registered_buffers,
-                thread: Some(thread),
-            }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(io::Error::other("the io_uring thread ended at its start")),
+pub(super) fn start(
+    files: Arc<OpenFiles>,
+    ring_buffers: Vec<SlotBuffer>,
+    depth: usize,
+) -> io::Result<RingThread<EventBell>> {
+    let depth = depth.max(1);
+    let queue = Queue::new(depth, EventBell::new()?);
+    RingThread::start(Backend::Ring, queue, move |queue, started| {
+        // The kernel wants a ring to be used by the thread that made it.
+        match Lane::open(files, queue, ring_buffers, depth.min(IN_FLIGHT_MAX)) {
+            Ok(mut lane) => {
+                let _ = started.send(Ok(lane.has_registered_buffers));
+                lane.serve();
+            }
+            Err(error) => drop(started.send(Err(error))),
         }
-    }
-}
-
-impl Reader for RingReader {
-    fn backend(&self) -> Backend {
-        Backend::Ring
-    }
-
-    fn submit(&self, request: ReadRequest) {
-        self.queue.submit(request);
-    }
-
-    fn has_registered_buffers(&self) -> bool {
-        self.has_registered_buffers
-    }
-}
-
-impl Drop for RingReader {
-    fn drop(&mut self) {
-        self.queue.bell.close();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+    })
 }
 
 /// A ring with the features that the kernel has. Completions are reaped when the thread

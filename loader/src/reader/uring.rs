@@ -8,25 +8,17 @@
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
 
 use tokio::sync::Semaphore;
 use tokio_uring::buf::BoundedBuf;
 use tokio_uring::buf::fixed::FixedBufRegistry;
 use tokio_uring::fs::File;
 
-use super::queue::{Bell, End, Queue};
-use super::schedule::run_at_once;
-use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest, Reader};
+use super::queue::{Bell, Queue};
+use super::ring_thread::RingThread;
+use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
-
-pub(super) struct UringReader {
-    queue: Arc<Queue<Semaphore>>,
-    has_registered_buffers: bool,
-    thread: Option<JoinHandle<()>>,
-}
 
 /// One permit for each queued request.
 impl Bell for Semaphore {
@@ -43,71 +35,31 @@ impl Bell for Semaphore {
     }
 }
 
-impl UringReader {
-    pub(super) fn start(
-        files: Arc<OpenFiles>,
-        ring_buffers: Vec<SlotBuffer>,
-        depth: usize,
-    ) -> io::Result<Self> {
-        let depth = depth.max(1);
-        let queue = Queue::new(depth, Semaphore::new(0));
-        let (started, start) = sync_channel(1);
-        let thread_queue = Arc::clone(&queue);
-        let thread = std::thread::Builder::new()
-            .name("emel-uring".to_owned())
-            .spawn(move || {
-                run_at_once();
-                let _end = End(Arc::clone(&thread_queue));
-                let opened = start_runtime(depth).and_then(|runtime| Ok((runtime, open(&files)?)));
-                let (runtime, handles) = match opened {
-                    Ok(opened) => opened,
-                    Err(error) => return drop(started.send(Err(error))),
-                };
-                runtime.block_on(async {
-                    let registry = register(ring_buffers);
-                    let _ = started.send(Ok(registry.is_some()));
-                    let lane = Lane {
-                        files,
-                        handles,
-                        registry,
-                        queue: thread_queue,
-                    };
-                    serve(lane, depth.min(IN_FLIGHT_MAX)).await;
-                });
-            })?;
-        match start.recv() {
-            Ok(Ok(has_registered_buffers)) => Ok(Self {
+pub(super) fn start(
+    files: Arc<OpenFiles>,
+    ring_buffers: Vec<SlotBuffer>,
+    depth: usize,
+) -> io::Result<RingThread<Semaphore>> {
+    let depth = depth.max(1);
+    let queue = Queue::new(depth, Semaphore::new(0));
+    RingThread::start(Backend::Uring, queue, move |queue, started| {
+        let opened = start_runtime(depth).and_then(|runtime| Ok((runtime, open(&files)?)));
+        let (runtime, handles) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return drop(started.send(Err(error))),
+        };
+        runtime.block_on(async {
+            let registry = register(ring_buffers);
+            let _ = started.send(Ok(registry.is_some()));
+            let lane = Lane {
+                files,
+                handles,
+                registry,
                 queue,
-                has_registered_buffers,
-                thread: Some(thread),
-            }),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(io::Error::other("the io_uring thread ended at its start")),
-        }
-    }
-}
-
-impl Reader for UringReader {
-    fn backend(&self) -> Backend {
-        Backend::Uring
-    }
-
-    fn submit(&self, request: ReadRequest) {
-        self.queue.submit(request);
-    }
-
-    fn has_registered_buffers(&self) -> bool {
-        self.has_registered_buffers
-    }
-}
-
-impl Drop for UringReader {
-    fn drop(&mut self) {
-        self.queue.bell.close();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+            };
+            serve(lane, depth.min(IN_FLIGHT_MAX)).await;
+        });
+    })
 }
 
 fn start_runtime(depth: usize) -> io::Result<tokio_uring::Runtime> {
