@@ -1,15 +1,29 @@
 //! What an answer costs.
 
 use anyhow::Context;
-use emel::{Engine, Request, Usage};
+use emel::{Engine, Request, SamplerOptions, Stage, Usage};
 
-/// The usage of an answer of `tokens` tokens to the prompt `ids`: greedy, and on after an
-/// end-of-generation token.
+/// The usage of an answer of `tokens` tokens to the prompt `ids`, on after an end-of-generation
+/// token.
+///
+/// Temperature 0 takes the likeliest token. The best ones of a model of random weights soon
+/// repeat, and with them its experts; a temperature of 1000 draws from all tokens nearly alike.
 ///
 /// # Errors
 /// When the engine refuses the prompt or fails.
-pub async fn usage(engine: &Engine, ids: &[u32], tokens: usize) -> anyhow::Result<Usage> {
-    let mut request = Request::new(ids.to_vec()).greedy().max_tokens(tokens);
+pub async fn usage(
+    engine: &Engine,
+    ids: &[u32],
+    tokens: usize,
+    temperature: f32,
+) -> anyhow::Result<Usage> {
+    let mut request = Request::new(ids.to_vec())
+        .max_tokens(tokens)
+        .sampler(SamplerOptions {
+            temperature,
+            stages: vec![Stage::Temperature],
+            ..SamplerOptions::default()
+        });
     request.ignore_eos = true;
     let mut stream = engine.generate(request).await?;
     while let Some(token) = stream.next().await {

@@ -57,7 +57,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         "the model does not fit into the budget, so its speed is the drive's; raise --ram-budget"
     );
     let engine = Engine::start(blueprint, |_, _| {}).await?;
-    let ask = |prompt: usize, tokens| usage(&engine, &options.ids[..prompt], tokens);
+    let ask = |prompt: usize, tokens| usage(&engine, &options.ids[..prompt], tokens, 0.0);
 
     ask(SHORT_PROMPT, 4).await?;
     let mut prefill = Vec::new();
