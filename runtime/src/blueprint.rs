@@ -20,6 +20,7 @@ use emel_model::chat::{ChatTemplates, SpecialTexts};
 use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
+use emel_model::routing::LossyRouting;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::Tokenizer;
 use emel_systemd::Memory;
@@ -28,6 +29,7 @@ use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::experts::demand::ExpertDemand;
 use crate::live_budget::NoticeListener;
+use crate::lossy;
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
 use crate::session::{Identity, SessionKind};
 
@@ -107,6 +109,9 @@ pub struct Settings {
     /// Whether routing will be asked for, as a trace does, and how many experts of the
     /// next mixture are to be guessed for each token.
     pub logged_guesses: Option<usize>,
+    /// How tokens that are decoded may leave their router's choice, for fewer reads: the
+    /// answers are then no longer the model's. Off by default.
+    pub lossy: LossyRouting,
 }
 
 impl Default for Settings {
@@ -122,6 +127,7 @@ impl Default for Settings {
             all_logits: false,
             profile: false,
             logged_guesses: None,
+            lossy: LossyRouting::default(),
         }
     }
 }
@@ -223,6 +229,7 @@ impl Contents {
             }
             program.log_routing(guesses);
         }
+        lossy::check(&settings.lossy, &program)?;
         let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
             Error::Tokenizer {
                 path: path.to_owned(),
@@ -292,6 +299,7 @@ impl Contents {
         // What the process has already is part of the plan.
         let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
         let available_bytes = available_bytes().unwrap_or(u64::MAX);
+        notices.extend(lossy::notice(&settings.lossy, &plan));
         notices.extend(scarcity(&plan, available_bytes.saturating_add(own_bytes)));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
@@ -383,7 +391,12 @@ impl Blueprint {
             let vocabulary = self.tokenizer.vocabulary_size();
             let identity = Identity::new(&self.catalog, vocabulary, files).get()?;
             let identity = *self.identity.get_or_init(|| identity);
-            let kind = SessionKind::new(identity, self.settings.kv_type, self.long_factors());
+            let kind = SessionKind {
+                identity,
+                kv_type: self.settings.kv_type,
+                long_factors: self.long_factors(),
+                is_lossy: self.settings.lossy.is_on(),
+            };
             kind.check(path, self.context)
         };
         check().map_err(|source| Error::session(path, source))

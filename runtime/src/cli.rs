@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod drive;
 pub mod info;
 pub mod interrupt;
+pub mod lossy;
 pub mod profile;
 pub mod render;
 pub mod replay;

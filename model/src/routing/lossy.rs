@@ -64,7 +64,11 @@ impl Routing {
     ) -> RoutingLoss {
         assert_eq!(self.choices.len(), router.used, "one token, routed exactly");
         let mut loss = RoutingLoss::default();
-        if self.choices.iter().all(|choice| is_in_memory(choice.expert)) {
+        if self
+            .choices
+            .iter()
+            .all(|choice| is_in_memory(choice.expert))
+        {
             return loss;
         }
         let (kept, among) = match rule.cache_routing {
@@ -87,7 +91,11 @@ impl Routing {
         for (rank, &expert) in self.order[..among].iter().enumerate() {
             let is_here = is_in_memory(expert);
             if rank >= kept {
-                let places = if is_here { &mut from_memory } else { &mut to_read };
+                let places = if is_here {
+                    &mut from_memory
+                } else {
+                    &mut to_read
+                };
                 if *places == 0 || !may_substitute(rank, expert) {
                     continue;
                 }

@@ -11,6 +11,7 @@ use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::conversation::{self, ConversationOptions};
 use emel::cli::interrupt::{Event, Interrupts};
+use emel::cli::lossy::LossyOptions;
 use emel::cli::profile::ProfileFile;
 use emel::cli::sampling::SamplingOptions;
 use emel::cli::{self, Interrupted, ModelOptions, TextSource};
@@ -64,6 +65,9 @@ struct Options {
 
     #[command(flatten)]
     sampling: SamplingOptions,
+
+    #[command(flatten)]
+    lossy: LossyOptions,
 }
 
 fn main() -> ExitCode {
@@ -76,6 +80,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     settings.sampler = Some(sampler.clone());
+    settings.lossy = options.lossy.routing();
     settings.profile = options.profile.is_some();
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     let text = options.text.read(Some(&blueprint.text_limit()))?;
@@ -305,6 +310,12 @@ fn print_statistics(usage: &Usage) {
             experts.misses,
             size(experts.missed_bytes_per_token),
             experts.wait_ms,
+        ));
+    }
+    if let Some(lossy) = &usage.lossy {
+        cli::tell(&format!(
+            "LOSSY:   of {} expert choices while decoding {} were substituted and {} dropped",
+            lossy.of_choices, lossy.substituted, lossy.dropped
         ));
     }
     tell_times("time:    ", &usage.spent);
