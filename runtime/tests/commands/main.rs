@@ -11,6 +11,7 @@ mod conversation;
 mod doctor;
 mod info;
 mod limits;
+mod lossy;
 mod model;
 mod profile;
 mod render;
