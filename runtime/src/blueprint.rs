@@ -293,6 +293,7 @@ impl Contents {
                     } else {
                         "lower -c"
                     },
+                    profile_bytes: profile_bytes(&settings).unwrap_or(0),
                 })?;
         let sampler_bytes = draft.sampler_bytes(shape.context);
         let mut notices = draft.notices(&shape);
@@ -517,6 +518,12 @@ impl Shape {
     }
 }
 
+/// Bytes of what is recorded, if anything is.
+fn profile_bytes(settings: &Settings) -> Option<u64> {
+    let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
+    settings.profile.then_some(bytes)
+}
+
 /// The context before the budget shortens it.
 fn context_wished(settings: &Settings, program: &Program) -> usize {
     let trained = program.hyperparameters.context_length;
@@ -623,10 +630,7 @@ impl Draft<'_> {
     fn items(&self, shape: Shape) -> Vec<Item> {
         let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
-        let profile = self.settings.profile.then(|| {
-            let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
-            item("profile".to_owned(), bytes)
-        });
+        let profile = profile_bytes(self.settings).map(|bytes| item("profile".to_owned(), bytes));
         let expert_uses = &self.program.expert_uses;
         let expert_tables = (!expert_uses.is_empty()).then(|| {
             let bytes =

@@ -6,6 +6,7 @@ pub mod drive;
 pub mod info;
 pub mod interrupt;
 pub mod lossy;
+pub mod output;
 pub mod profile;
 pub mod render;
 pub mod replay;
@@ -14,10 +15,10 @@ pub mod template;
 pub mod trace;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -25,8 +26,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
-use emel_loader::gguf::Catalog;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use interrupt::EndSignal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
@@ -46,9 +47,6 @@ const MESSAGE_LENGTH_MAX: usize = 1200;
 
 /// The exit status of a command that was called wrongly.
 const EXIT_USAGE: u8 = 2;
-
-/// The exit status of a command that Ctrl-C has ended, as of one that a shell saw it end.
-const EXIT_INTERRUPTED: u8 = 128 + libc::SIGINT as u8;
 
 /// Options of every command that runs a model.
 #[derive(Debug, Clone, Args)]
@@ -215,32 +213,6 @@ fn read_bytes(source: impl Read, bytes_max: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Creates a file for results before the work begins, so that a path that cannot be
-/// written is noticed at once. `what` it is for completes "cannot write".
-///
-/// # Errors
-/// When it cannot be created, or is one of the model's own files.
-pub fn create_output(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<File> {
-    if let Ok(found) = std::fs::metadata(path) {
-        let is_model = catalog
-            .files()
-            .iter()
-            .any(|file| (file.identity.device, file.identity.inode) == (found.dev(), found.ino()));
-        if is_model {
-            bail!(
-                "{}: this is the model, expected another file for {what}; choose another name",
-                path.display()
-            );
-        }
-    }
-    File::create(path).map_err(|error| {
-        anyhow::anyhow!(
-            "{}: cannot write {what}: {error}; check the folder and its permissions",
-            path.display()
-        )
-    })
-}
-
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("standard output: cannot write: {source}; check the disk or the program that reads it")]
@@ -248,23 +220,37 @@ pub struct OutputError {
     source: io::Error,
 }
 
-/// Ctrl-C ended the answer.
+/// A signal ended the run.
 #[derive(Debug, thiserror::Error)]
-pub enum Interrupted {
-    /// Its session has been saved.
-    #[error("interrupted; the session of {tokens} tokens is saved")]
-    Saved {
-        /// Tokens in the session's file.
-        tokens: usize,
-    },
+#[error("{signal}{kept}")]
+pub struct Interrupted {
+    /// The signal.
+    pub signal: EndSignal,
+    /// What has become of the session.
+    pub kept: Kept,
+}
+
+/// What is kept of a run that a signal has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// The session of as many tokens has been saved.
+    Session(usize),
     /// There was nothing to save.
-    #[error(
-        "interrupted with nothing computed that could be saved; the session's file is as it was"
-    )]
-    NothingToSave,
+    Nothing,
     /// It has no session.
-    #[error("interrupted")]
-    WithoutSession,
+    NoSession,
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session(tokens) => write!(out, "; the session of {tokens} tokens is saved"),
+            Self::Nothing => out.write_str(
+                " with nothing computed that could be saved; the session's file is as it was",
+            ),
+            Self::NoSession => Ok(()),
+        }
+    }
 }
 
 /// Writes a piece of the result to standard output, at once.
@@ -452,9 +438,11 @@ pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             tell(&format!("error: {}", one_line(&message(&error))));
+            if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
+                return interrupted.signal.exit_status().into();
+            }
             match error.downcast_ref::<Error>() {
                 Some(Error::Setting { .. } | Error::Sampler(_)) => EXIT_USAGE.into(),
-                _ if error.is::<Interrupted>() => EXIT_INTERRUPTED.into(),
                 _ => ExitCode::FAILURE,
             }
         }
@@ -470,6 +458,12 @@ fn executor() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
+}
+
+/// A run's error as its statistics say it; none if a reader of our output has just left.
+pub fn failure(outcome: &anyhow::Result<()>) -> Option<String> {
+    let error = outcome.as_ref().err()?;
+    (!is_broken_pipe(error)).then(|| one_line(&message(error)))
 }
 
 /// An error with its causes, and what helps. Many of ours quote their cause already.

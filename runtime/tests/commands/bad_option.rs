@@ -310,6 +310,38 @@ fn outputs_that_cannot_be_written_are_refused_before_anything_is_generated() {
 }
 
 #[test]
+fn a_budget_too_small_for_a_profile_says_what_it_takes() {
+    let profile = ["--profile", "/dev/null", "--ram-budget", "1M"];
+    let arguments = || words("-p hello -c 64").chain(profile);
+    let message = refusal(
+        command("emel-run")
+            .arg(llama())
+            .args(arguments())
+            .output()
+            .unwrap(),
+        1,
+        &[],
+    );
+    let (_, freed) = message
+        .split_once("leaving out --profile would free ")
+        .unwrap();
+    let (freed, _) = freed.split_once(" bytes").unwrap();
+    assert!(freed.parse::<u64>().unwrap() > 1 << 20, "{message}");
+    let without = words("-p hello -c 64 --ram-budget 1M");
+    let message_without = refusal(
+        command("emel-run")
+            .arg(llama())
+            .args(without)
+            .output()
+            .unwrap(),
+        1,
+        &[],
+    );
+    assert!(!message_without.contains("--profile"));
+    assert!(smallest_budget(&message) > smallest_budget(&message_without));
+}
+
+#[test]
 fn an_output_never_replaces_the_model() {
     let folder = TempDir::new().unwrap();
     let model = folder.path().join("model.gguf");

@@ -12,7 +12,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
+use crate::{
+    command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_interrupts, words,
+};
 
 #[track_caller]
 fn json(output: Output) -> Value {
@@ -388,6 +390,7 @@ fn nobody_listening_on_standard_error_is_no_panic() {
 
 #[test]
 fn an_interrupt_ends_a_run_at_once() {
+    undo_ignored_interrupts();
     let mut child = command("emel-run")
         .arg(gemma())
         .args(words(
