@@ -58,6 +58,8 @@ pub enum Io {
     /// [`Backend::FASTEST_FIRST`].
     #[default]
     Auto,
+    /// As [`Io::Auto`], but never the mapping.
+    Unmapped,
     /// Only this reader.
     Only(Backend),
 }
@@ -68,12 +70,12 @@ impl Io {
     pub fn reason(self, backend: Backend, refusal: Option<&str>) -> String {
         match (self, backend, refusal) {
             (Self::Only(_), _, _) => "as asked".to_owned(),
-            (Self::Auto, Backend::Mmap, _) => "the model fits".to_owned(),
-            (Self::Auto, _, None) => "the fastest that works".to_owned(),
-            (Self::Auto, Backend::Pread, Some(refusal)) => {
+            (_, Backend::Mmap, _) => "the model fits".to_owned(),
+            (_, _, None) => "the fastest that works".to_owned(),
+            (_, Backend::Pread, Some(refusal)) => {
                 format!("io_uring is refused ({refusal})")
             }
-            (Self::Auto, _, Some(refusal)) => format!("the faster ring is refused ({refusal})"),
+            (_, _, Some(refusal)) => format!("the faster ring is refused ({refusal})"),
         }
     }
 

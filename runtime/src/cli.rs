@@ -11,10 +11,10 @@ pub mod profile;
 pub mod render;
 pub mod replay;
 pub mod sampling;
+mod spelling;
 pub mod template;
 pub mod trace;
 
-use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::future::Future;
@@ -28,6 +28,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use interrupt::EndSignal;
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
@@ -51,7 +52,7 @@ const EXIT_USAGE: u8 = 2;
 /// Options of every command that runs a model.
 #[derive(Debug, Clone, Args)]
 pub struct ModelOptions {
-    /// The model: a GGUF file, or the first of its shards
+    /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     pub model: PathBuf,
 
     /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file
@@ -72,6 +73,10 @@ pub struct ModelOptions {
     /// How weights are read
     #[arg(long, value_enum, default_value_t = IoName::Auto)]
     pub io: IoName,
+
+    /// Never use the mapping of the file, also if the model fits
+    #[arg(long, conflicts_with = "io")]
+    pub no_mmap: bool,
 
     /// How keys and values are kept
     #[arg(long, value_enum, default_value_t = KvName::F16)]
@@ -122,7 +127,11 @@ impl ModelOptions {
     /// The engine's settings.
     pub fn settings(&self) -> Settings {
         let default = Settings::default();
-        let io = self.io.into();
+        let io = if self.no_mmap {
+            Io::Unmapped
+        } else {
+            self.io.into()
+        };
         Settings {
             ram_budget: self.ram_budget,
             threads: self.threads.unwrap_or(default.threads),
@@ -363,7 +372,11 @@ pub fn tell(line: &str) {
 /// The command's options. Wrong ones end the process with one line on standard error
 /// and status 2; `--help` and `--version` end it with their text on standard output.
 pub fn parse<O: Parser>() -> O {
-    let arguments = spelt_out(std::env::args_os().collect());
+    let arguments = std::env::args_os().collect();
+    let arguments = spelling::in_own_terms(arguments).unwrap_or_else(|message| {
+        tell(&one_line(&format!("error: {message}")));
+        std::process::exit(EXIT_USAGE.into());
+    });
     O::try_parse_from(arguments).unwrap_or_else(|error| {
         if !error.use_stderr()
             || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
@@ -373,39 +386,6 @@ pub fn parse<O: Parser>() -> O {
         tell(&one_line(&usage_message(&error.render().to_string())));
         std::process::exit(EXIT_USAGE.into());
     })
-}
-
-/// llama.cpp's options of several letters after one dash, spelt out.
-fn spelt_out(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    const SHORT: [(&str, &str); 5] = [
-        ("-cnv", "--conversation"),
-        ("-no-cnv", "--no-conversation"),
-        ("-sys", "--system-prompt"),
-        ("-sysf", "--system-prompt-file"),
-        ("-st", "--single-turn"),
-    ];
-    // What follows one of these is its value, whatever it looks like.
-    const WITH_TEXT: [&str; 8] = [
-        "-p",
-        "--prompt",
-        "-f",
-        "--file",
-        "--system-prompt",
-        "--system-prompt-file",
-        "--chat-template",
-        "--dry-sequence-breaker",
-    ];
-    for index in 1..arguments.len() {
-        if arguments[index] == "--" {
-            break;
-        }
-        let is_value = WITH_TEXT.iter().any(|&text| arguments[index - 1] == text);
-        let long = SHORT.iter().find(|(short, _)| arguments[index] == *short);
-        if let Some((_, long)) = long.filter(|_| !is_value) {
-            arguments[index] = long.into();
-        }
-    }
-    arguments
 }
 
 /// clap's message without its usage text, its paragraphs joined.
@@ -419,6 +399,29 @@ fn usage_message(rendered: &str) -> String {
         .filter(|text| !text.is_empty() && !text.starts_with("For more information"))
         .collect();
     format!("{}; see --help", message.join("; "))
+}
+
+/// Runs a command on a stack that is large enough, whatever the limit (`ulimit -s`) is.
+pub fn with_stack(command: impl FnOnce() -> ExitCode + Send + 'static) -> ExitCode {
+    /// A quarter of it has been enough, with a vocabulary of 262144 tokens too.
+    const STACK_BYTES: usize = 1 << 20;
+    let limit = getrlimit(Resource::RLIMIT_STACK);
+    if limit.is_ok_and(|(bytes, _)| bytes >= STACK_BYTES as u64) {
+        return command();
+    }
+    let thread = std::thread::Builder::new()
+        .stack_size(STACK_BYTES)
+        .spawn(command);
+    match thread.map(std::thread::JoinHandle::join) {
+        Ok(Ok(status)) => status,
+        Ok(Err(panic)) => std::panic::resume_unwind(panic),
+        Err(error) => {
+            tell(&format!(
+                "error: cannot start a thread with a stack: {error}; raise the limits (ulimit -s, -u, -v)"
+            ));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Runs a command to its end. Errors become one line on standard error and status 1,
@@ -534,19 +537,6 @@ mod tests {
         assert_eq!(
             one_line("a\nb\x1b[31m\u{202e}c é"),
             "a\\nb\\u{1b}[31m\\u{202e}c é"
-        );
-    }
-
-    #[test]
-    fn options_of_several_letters_are_spelt_out_unless_they_are_values() {
-        let spelt = |line: &str| {
-            let words = spelt_out(line.split(' ').map(OsString::from).collect());
-            let words: Vec<_> = words.iter().filter_map(|word| word.to_str()).collect();
-            words.join(" ")
-        };
-        assert_eq!(
-            spelt("emel-run m -cnv -sys -st -st -p -cnv -- -cnv"),
-            "emel-run m --conversation --system-prompt -st --single-turn -p -cnv -- -cnv"
         );
     }
 

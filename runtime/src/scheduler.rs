@@ -251,7 +251,7 @@ fn candidates(blueprint: &Blueprint) -> &'static [Backend] {
         Io::Only(Backend::Pread) => &[Backend::Pread],
         Io::Only(Backend::Mmap) => &[Backend::Mmap],
         Io::Auto if blueprint.plan.is_mapped => &[Backend::Mmap],
-        Io::Auto => &Backend::FASTEST_FIRST,
+        Io::Auto | Io::Unmapped => &Backend::FASTEST_FIRST,
     }
 }
 

@@ -73,7 +73,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    cli::run(run(cli::parse()))
+    cli::with_stack(|| cli::run(run(cli::parse())))
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {

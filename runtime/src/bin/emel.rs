@@ -131,6 +131,10 @@ struct EvalSource {
 }
 
 fn main() -> ExitCode {
+    cli::with_stack(command)
+}
+
+fn command() -> ExitCode {
     let options: Options = cli::parse();
     cli::run(async {
         match options.command {

@@ -46,6 +46,13 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("-p a -t 0", "-t is 0, expected 1 to 1024 threads"),
         ("-p a -t 100000", "-t is 100000, expected 1 to 1024 threads"),
         ("-p a another.gguf", "another.gguf"),
+        ("-p a -m another.gguf", "another.gguf"),
+        ("-p a -ngl 99", "emel computes on the processor"),
+        ("-p a -ub 64", "as many tokens of a prompt in a pass"),
+        ("-p a --mlock", "as --ram-budget says"),
+        ("-p a -ctk q8_0", "emel keeps keys and values alike"),
+        ("-p a -ctk q9_0 -ctv q9_0", "possible values: f16, f32"),
+        ("-p a --no-mmap --io mmap", "cannot be used with"),
     ] {
         let message = refusal(emel_run(&llama(), words(arguments)), 2, &[expected]);
         assert!(!message.contains("Usage"), "{message}");

@@ -38,6 +38,17 @@ fn too_few_files_are_an_error_that_names_the_limit() {
 }
 
 #[test]
+fn a_stack_of_any_size_is_enough() {
+    for kib in [64, 128, 1024] {
+        let limit = format!("-s {kib}");
+        result(limited(&limit, "-p hello -n 2 --ram-budget 64M"));
+        result(limited(&limit, "-p hello -n 2 --ram-budget 64M -cnv -st"));
+        let message = limited(&limit, "-p hello -n 2 --no-such-option");
+        refusal(message, 2, &["--no-such-option"]);
+    }
+}
+
+#[test]
 fn a_file_that_reaches_its_limit_is_an_error_and_leaves_nothing_behind() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("session");
