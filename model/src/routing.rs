@@ -3,6 +3,10 @@
 //! The result is a plain value that is known before any expert's weights are needed, so
 //! that whoever brings the weights can look at it first.
 
+mod lossy;
+
+pub use lossy::{CacheRouting, LossyRouting, RoutingLoss};
+
 use std::cmp::Ordering;
 use std::ops::Range;
 

@@ -45,6 +45,9 @@ pub struct SequenceState {
     tokens: Vec<u32>,
     /// How many of them are only on their way through the layers.
     pending: usize,
+    /// The first of them that lossy routing has changed, if any: what it and all after it
+    /// have left behind is not the model's own.
+    lossy_from: Option<usize>,
     context: usize,
     layers: Vec<LayerState>,
 }
@@ -71,6 +74,7 @@ impl SequenceState {
         Self {
             tokens: Vec::with_capacity(context),
             pending: 0,
+            lossy_from: None,
             context,
             layers: shapes.iter().map(layer).collect(),
         }
@@ -107,16 +111,52 @@ impl SequenceState {
         self.abandon();
         let shared = self.tokens.iter().zip(ids).take_while(|(a, b)| a == b);
         let shared = shared.count().min(ids.len().saturating_sub(1));
-        if shared < self.tokens.len() && !self.can_go_back_to(shared) {
+        self.go_back_to(shared)
+    }
+
+    /// Keeps only what is the model's own, and says how many tokens that is: those before
+    /// the first that lossy routing has changed, or none if there is no going back.
+    pub fn keep_exact(&mut self) -> usize {
+        self.go_back_to(self.lossy_from.unwrap_or(self.tokens.len()))
+    }
+
+    /// The first token that lossy routing has changed, if any.
+    pub fn lossy_from(&self) -> Option<usize> {
+        self.lossy_from
+    }
+
+    /// Of a state that has been read: the first token that lossy routing had changed.
+    ///
+    /// # Errors
+    /// When there is no such token.
+    pub fn set_lossy_from(&mut self, token: u64) -> Result<(), StateError> {
+        let token = usize::try_from(token).ok();
+        let token = token.filter(|&token| token < self.tokens.len());
+        self.lossy_from = Some(token.ok_or(StateError::Damaged)?);
+        Ok(())
+    }
+
+    /// Lossy routing changes the tokens that go through the layers now.
+    pub(crate) fn mark_lossy(&mut self) {
+        self.lossy_from.get_or_insert(self.tokens().len());
+    }
+
+    fn go_back_to(&mut self, tokens: usize) -> usize {
+        if tokens < self.tokens.len() && !self.can_go_back_to(tokens) {
             self.clear();
         }
-        self.tokens.truncate(shared);
+        self.truncate(tokens);
         self.tokens.len()
+    }
+
+    fn truncate(&mut self, tokens: usize) {
+        self.tokens.truncate(tokens);
+        self.lossy_from = self.lossy_from.filter(|&first| first < self.tokens.len());
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.tokens.clear();
+        self.truncate(0);
         self.pending = 0;
         for layer in &mut self.layers {
             match layer {
@@ -154,7 +194,7 @@ impl SequenceState {
         let before = self.tokens.len() - self.pending;
         self.pending = 0;
         if self.can_go_back_to(before) {
-            self.tokens.truncate(before);
+            self.truncate(before);
         } else {
             self.clear();
         }
@@ -406,6 +446,28 @@ mod tests {
         assert_eq!(state.recurrent_mut(0).1[0], 1.0);
         assert_eq!(state.resume(&[1, 2, 3]), 0, "a token has to be left");
         assert_eq!(state.recurrent_mut(0).1[0], 0.0);
+    }
+
+    #[test]
+    fn what_lossy_routing_has_changed_is_told_from_what_is_the_models_own() {
+        let mut state = state(&[attention(None)], KvType::F32);
+        feed(&mut state, &[1, 2, 3]);
+        state.begin(3, &[4]);
+        state.mark_lossy();
+        state.finish();
+        feed(&mut state, &[5]);
+        assert_eq!(state.lossy_from(), Some(3));
+        assert_eq!(state.resume(&[1, 2, 3, 4, 6]), 4, "asked for as it is");
+        assert_eq!(state.lossy_from(), Some(3));
+        assert_eq!(state.keep_exact(), 3);
+        assert_eq!(state.lossy_from(), None);
+        assert_eq!(state.keep_exact(), 3);
+
+        state.begin(3, &[4]);
+        state.mark_lossy();
+        state.abandon();
+        assert_eq!(state.lossy_from(), None, "it was never computed");
+        assert!(state.set_lossy_from(3).is_err(), "there is no such token");
     }
 
     #[test]

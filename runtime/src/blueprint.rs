@@ -20,6 +20,7 @@ use emel_model::chat::{ChatTemplates, SpecialTexts};
 use emel_model::forward::{Footprint, ForwardError};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
+use emel_model::routing::LossyRouting;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::Tokenizer;
 use emel_systemd::Memory;
@@ -28,6 +29,7 @@ use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::experts::demand::ExpertDemand;
 use crate::live_budget::NoticeListener;
+use crate::lossy;
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
 use crate::session::{Identity, SessionKind};
 
@@ -56,6 +58,8 @@ pub enum Io {
     /// [`Backend::FASTEST_FIRST`].
     #[default]
     Auto,
+    /// As [`Io::Auto`], but never the mapping.
+    Unmapped,
     /// Only this reader.
     Only(Backend),
 }
@@ -66,12 +70,12 @@ impl Io {
     pub fn reason(self, backend: Backend, refusal: Option<&str>) -> String {
         match (self, backend, refusal) {
             (Self::Only(_), _, _) => "as asked".to_owned(),
-            (Self::Auto, Backend::Mmap, _) => "the model fits".to_owned(),
-            (Self::Auto, _, None) => "the fastest that works".to_owned(),
-            (Self::Auto, Backend::Pread, Some(refusal)) => {
+            (_, Backend::Mmap, _) => "the model fits".to_owned(),
+            (_, _, None) => "the fastest that works".to_owned(),
+            (_, Backend::Pread, Some(refusal)) => {
                 format!("io_uring is refused ({refusal})")
             }
-            (Self::Auto, _, Some(refusal)) => format!("the faster ring is refused ({refusal})"),
+            (_, _, Some(refusal)) => format!("the faster ring is refused ({refusal})"),
         }
     }
 
@@ -107,6 +111,9 @@ pub struct Settings {
     /// Whether routing will be asked for, as a trace does, and how many experts of the
     /// next mixture are to be guessed for each token.
     pub logged_guesses: Option<usize>,
+    /// How tokens that are decoded may leave their router's choice, for fewer reads: the
+    /// answers are then no longer the model's. Off by default.
+    pub lossy: LossyRouting,
 }
 
 impl Default for Settings {
@@ -122,6 +129,7 @@ impl Default for Settings {
             all_logits: false,
             profile: false,
             logged_guesses: None,
+            lossy: LossyRouting::default(),
         }
     }
 }
@@ -223,6 +231,7 @@ impl Contents {
             }
             program.log_routing(guesses);
         }
+        lossy::check(&settings.lossy, &program)?;
         let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
             Error::Tokenizer {
                 path: path.to_owned(),
@@ -286,12 +295,14 @@ impl Contents {
                     } else {
                         "lower -c"
                     },
+                    profile_bytes: profile_bytes(&settings).unwrap_or(0),
                 })?;
         let sampler_bytes = draft.sampler_bytes(shape.context);
         let mut notices = draft.notices(&shape);
         // What the process has already is part of the plan.
         let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
         let available_bytes = available_bytes().unwrap_or(u64::MAX);
+        notices.extend(lossy::notice(&settings.lossy, &plan));
         notices.extend(scarcity(&plan, available_bytes.saturating_add(own_bytes)));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
@@ -383,7 +394,12 @@ impl Blueprint {
             let vocabulary = self.tokenizer.vocabulary_size();
             let identity = Identity::new(&self.catalog, vocabulary, files).get()?;
             let identity = *self.identity.get_or_init(|| identity);
-            let kind = SessionKind::new(identity, self.settings.kv_type, self.long_factors());
+            let kind = SessionKind {
+                identity,
+                kv_type: self.settings.kv_type,
+                long_factors: self.long_factors(),
+                is_lossy: self.settings.lossy.is_on(),
+            };
             kind.check(path, self.context)
         };
         check().map_err(|source| Error::session(path, source))
@@ -504,6 +520,12 @@ impl Shape {
     }
 }
 
+/// Bytes of what is recorded, if anything is.
+fn profile_bytes(settings: &Settings) -> Option<u64> {
+    let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
+    settings.profile.then_some(bytes)
+}
+
 /// The context before the budget shortens it.
 fn context_wished(settings: &Settings, program: &Program) -> usize {
     let trained = program.hyperparameters.context_length;
@@ -610,10 +632,7 @@ impl Draft<'_> {
     fn items(&self, shape: Shape) -> Vec<Item> {
         let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
-        let profile = self.settings.profile.then(|| {
-            let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
-            item("profile".to_owned(), bytes)
-        });
+        let profile = profile_bytes(self.settings).map(|bytes| item("profile".to_owned(), bytes));
         let expert_uses = &self.program.expert_uses;
         let expert_tables = (!expert_uses.is_empty()).then(|| {
             let bytes =

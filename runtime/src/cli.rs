@@ -5,18 +5,20 @@ pub mod doctor;
 pub mod drive;
 pub mod info;
 pub mod interrupt;
+pub mod lossy;
+pub mod output;
 pub mod profile;
 pub mod render;
 pub mod replay;
 pub mod sampling;
+mod spelling;
 pub mod template;
 pub mod trace;
 
-use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -24,8 +26,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
-use emel_loader::gguf::Catalog;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use interrupt::EndSignal;
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
@@ -46,13 +49,10 @@ const MESSAGE_LENGTH_MAX: usize = 1200;
 /// The exit status of a command that was called wrongly.
 const EXIT_USAGE: u8 = 2;
 
-/// The exit status of a command that Ctrl-C has ended, as of one that a shell saw it end.
-const EXIT_INTERRUPTED: u8 = 128 + libc::SIGINT as u8;
-
 /// Options of every command that runs a model.
 #[derive(Debug, Clone, Args)]
 pub struct ModelOptions {
-    /// The model: a GGUF file, or the first of its shards
+    /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     pub model: PathBuf,
 
     /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file
@@ -73,6 +73,10 @@ pub struct ModelOptions {
     /// How weights are read
     #[arg(long, value_enum, default_value_t = IoName::Auto)]
     pub io: IoName,
+
+    /// Never use the mapping of the file, also if the model fits
+    #[arg(long, conflicts_with = "io")]
+    pub no_mmap: bool,
 
     /// How keys and values are kept
     #[arg(long, value_enum, default_value_t = KvName::F16)]
@@ -123,7 +127,11 @@ impl ModelOptions {
     /// The engine's settings.
     pub fn settings(&self) -> Settings {
         let default = Settings::default();
-        let io = self.io.into();
+        let io = if self.no_mmap {
+            Io::Unmapped
+        } else {
+            self.io.into()
+        };
         Settings {
             ram_budget: self.ram_budget,
             threads: self.threads.unwrap_or(default.threads),
@@ -214,32 +222,6 @@ fn read_bytes(source: impl Read, bytes_max: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Creates a file for results before the work begins, so that a path that cannot be
-/// written is noticed at once. `what` it is for completes "cannot write".
-///
-/// # Errors
-/// When it cannot be created, or is one of the model's own files.
-pub fn create_output(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<File> {
-    if let Ok(found) = std::fs::metadata(path) {
-        let is_model = catalog
-            .files()
-            .iter()
-            .any(|file| (file.identity.device, file.identity.inode) == (found.dev(), found.ino()));
-        if is_model {
-            bail!(
-                "{}: this is the model, expected another file for {what}; choose another name",
-                path.display()
-            );
-        }
-    }
-    File::create(path).map_err(|error| {
-        anyhow::anyhow!(
-            "{}: cannot write {what}: {error}; check the folder and its permissions",
-            path.display()
-        )
-    })
-}
-
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("standard output: cannot write: {source}; check the disk or the program that reads it")]
@@ -247,23 +229,37 @@ pub struct OutputError {
     source: io::Error,
 }
 
-/// Ctrl-C ended the answer.
+/// A signal ended the run.
 #[derive(Debug, thiserror::Error)]
-pub enum Interrupted {
-    /// Its session has been saved.
-    #[error("interrupted; the session of {tokens} tokens is saved")]
-    Saved {
-        /// Tokens in the session's file.
-        tokens: usize,
-    },
+#[error("{signal}{kept}")]
+pub struct Interrupted {
+    /// The signal.
+    pub signal: EndSignal,
+    /// What has become of the session.
+    pub kept: Kept,
+}
+
+/// What is kept of a run that a signal has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// The session of as many tokens has been saved.
+    Session(usize),
     /// There was nothing to save.
-    #[error(
-        "interrupted with nothing computed that could be saved; the session's file is as it was"
-    )]
-    NothingToSave,
+    Nothing,
     /// It has no session.
-    #[error("interrupted")]
-    WithoutSession,
+    NoSession,
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session(tokens) => write!(out, "; the session of {tokens} tokens is saved"),
+            Self::Nothing => out.write_str(
+                " with nothing computed that could be saved; the session's file is as it was",
+            ),
+            Self::NoSession => Ok(()),
+        }
+    }
 }
 
 /// Writes a piece of the result to standard output, at once.
@@ -376,7 +372,11 @@ pub fn tell(line: &str) {
 /// The command's options. Wrong ones end the process with one line on standard error
 /// and status 2; `--help` and `--version` end it with their text on standard output.
 pub fn parse<O: Parser>() -> O {
-    let arguments = spelt_out(std::env::args_os().collect());
+    let arguments = std::env::args_os().collect();
+    let arguments = spelling::in_own_terms(arguments).unwrap_or_else(|message| {
+        tell(&one_line(&format!("error: {message}")));
+        std::process::exit(EXIT_USAGE.into());
+    });
     O::try_parse_from(arguments).unwrap_or_else(|error| {
         if !error.use_stderr()
             || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
@@ -386,39 +386,6 @@ pub fn parse<O: Parser>() -> O {
         tell(&one_line(&usage_message(&error.render().to_string())));
         std::process::exit(EXIT_USAGE.into());
     })
-}
-
-/// llama.cpp's options of several letters after one dash, spelt out.
-fn spelt_out(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    const SHORT: [(&str, &str); 5] = [
-        ("-cnv", "--conversation"),
-        ("-no-cnv", "--no-conversation"),
-        ("-sys", "--system-prompt"),
-        ("-sysf", "--system-prompt-file"),
-        ("-st", "--single-turn"),
-    ];
-    // What follows one of these is its value, whatever it looks like.
-    const WITH_TEXT: [&str; 8] = [
-        "-p",
-        "--prompt",
-        "-f",
-        "--file",
-        "--system-prompt",
-        "--system-prompt-file",
-        "--chat-template",
-        "--dry-sequence-breaker",
-    ];
-    for index in 1..arguments.len() {
-        if arguments[index] == "--" {
-            break;
-        }
-        let is_value = WITH_TEXT.iter().any(|&text| arguments[index - 1] == text);
-        let long = SHORT.iter().find(|(short, _)| arguments[index] == *short);
-        if let Some((_, long)) = long.filter(|_| !is_value) {
-            arguments[index] = long.into();
-        }
-    }
-    arguments
 }
 
 /// clap's message without its usage text, its paragraphs joined.
@@ -432,6 +399,29 @@ fn usage_message(rendered: &str) -> String {
         .filter(|text| !text.is_empty() && !text.starts_with("For more information"))
         .collect();
     format!("{}; see --help", message.join("; "))
+}
+
+/// Runs a command on a stack that is large enough, whatever the limit (`ulimit -s`) is.
+pub fn with_stack(command: impl FnOnce() -> ExitCode + Send + 'static) -> ExitCode {
+    /// A quarter of it has been enough, with a vocabulary of 262144 tokens too.
+    const STACK_BYTES: usize = 1 << 20;
+    let limit = getrlimit(Resource::RLIMIT_STACK);
+    if limit.is_ok_and(|(bytes, _)| bytes >= STACK_BYTES as u64) {
+        return command();
+    }
+    let thread = std::thread::Builder::new()
+        .stack_size(STACK_BYTES)
+        .spawn(command);
+    match thread.map(std::thread::JoinHandle::join) {
+        Ok(Ok(status)) => status,
+        Ok(Err(panic)) => std::panic::resume_unwind(panic),
+        Err(error) => {
+            tell(&format!(
+                "error: cannot start a thread with a stack: {error}; raise the limits (ulimit -s, -u, -v)"
+            ));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Runs a command to its end. Errors become one line on standard error and status 1,
@@ -451,9 +441,11 @@ pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             tell(&format!("error: {}", one_line(&message(&error))));
+            if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
+                return interrupted.signal.exit_status().into();
+            }
             match error.downcast_ref::<Error>() {
                 Some(Error::Setting { .. } | Error::Sampler(_)) => EXIT_USAGE.into(),
-                _ if error.is::<Interrupted>() => EXIT_INTERRUPTED.into(),
                 _ => ExitCode::FAILURE,
             }
         }
@@ -469,6 +461,12 @@ fn executor() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()
+}
+
+/// A run's error as its statistics say it; none if a reader of our output has just left.
+pub fn failure(outcome: &anyhow::Result<()>) -> Option<String> {
+    let error = outcome.as_ref().err()?;
+    (!is_broken_pipe(error)).then(|| one_line(&message(error)))
 }
 
 /// An error with its causes, and what helps. Many of ours quote their cause already.
@@ -539,19 +537,6 @@ mod tests {
         assert_eq!(
             one_line("a\nb\x1b[31m\u{202e}c é"),
             "a\\nb\\u{1b}[31m\\u{202e}c é"
-        );
-    }
-
-    #[test]
-    fn options_of_several_letters_are_spelt_out_unless_they_are_values() {
-        let spelt = |line: &str| {
-            let words = spelt_out(line.split(' ').map(OsString::from).collect());
-            let words: Vec<_> = words.iter().filter_map(|word| word.to_str()).collect();
-            words.join(" ")
-        };
-        assert_eq!(
-            spelt("emel-run m -cnv -sys -st -st -p -cnv -- -cnv"),
-            "emel-run m --conversation --system-prompt -st --single-turn -p -cnv -- -cnv"
         );
     }
 

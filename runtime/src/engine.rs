@@ -13,6 +13,7 @@ use emel_loader::reader::Backend;
 #[cfg(feature = "chat")]
 use emel_model::chat::ChatTemplates;
 use emel_model::kv_cache::KvType;
+use emel_model::routing::LossyRouting;
 use emel_model::routing_log::RoutingLog;
 use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::Tokenizer;
@@ -191,7 +192,8 @@ impl Engine {
     ///
     /// # Errors
     /// When the file cannot be read, is damaged, or is of another model, KV type or
-    /// version; the engine then goes on without.
+    /// version; the engine then goes on without. What [`Builder::lossy`] has changed in a
+    /// session is used only by an engine that is lossy itself; others compute it again.
     pub async fn restore_session(&self, path: impl AsRef<Path>) -> Result<usize, Error> {
         self.session(path.as_ref(), SessionTask::Restore).await
     }
@@ -275,6 +277,13 @@ impl Builder {
     /// How keys and values are kept. Default: F16.
     pub fn kv_type(mut self, kv_type: KvType) -> Self {
         self.settings.kv_type = kv_type;
+        self
+    }
+
+    /// Lets tokens that are decoded leave their router's choice, for fewer reads: answers are
+    /// then no longer the model's. Default: off.
+    pub fn lossy(mut self, lossy: LossyRouting) -> Self {
+        self.settings.lossy = lossy;
         self
     }
 

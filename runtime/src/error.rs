@@ -54,10 +54,11 @@ pub enum Error {
     Budget(#[from] BudgetError),
     /// The budget cannot hold the model at this context length.
     #[error(
-        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or {shorten}",
+        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or {shorten}{}",
         path.display(),
         budget_found(*budget_bytes, *needed_bytes),
-        needed_bytes.div_ceil(1 << 20)
+        needed_bytes.div_ceil(1 << 20),
+        without_profile(*profile_bytes)
     )]
     BudgetTooSmall {
         /// The model's file.
@@ -70,6 +71,8 @@ pub enum Error {
         context: usize,
         /// How the user makes the context shorter.
         shorten: &'static str,
+        /// What of the smallest budget a profile takes.
+        profile_bytes: u64,
     },
     /// A setting that no model works with.
     #[error("{setting} is {found}, expected {expected}")]
@@ -208,6 +211,13 @@ fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
     format!(
         "the plan takes {planned} and {available} of memory are available; lower -c or --ram-budget"
     )
+}
+
+fn without_profile(profile_bytes: u64) -> String {
+    match profile_bytes {
+        0 => String::new(),
+        bytes => format!("; leaving out --profile would free {bytes} bytes"),
+    }
 }
 
 /// The budget as people write it; in bytes where rounding would make it look large

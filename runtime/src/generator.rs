@@ -46,6 +46,15 @@ pub enum PassEnd {
     Failed(ReadError),
 }
 
+/// What a pass is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Tokens that were given.
+    Prefill,
+    /// A token that was generated.
+    Decode,
+}
+
 impl Generator {
     /// Brings a blueprint's pinned weights into memory through `backend`. `files` are
     /// those of the blueprint's catalog.
@@ -85,7 +94,7 @@ impl Generator {
             files: Arc::clone(files),
             forward,
             steps: schedule(&blueprint.program, &plan.units),
-            experts: ExpertDemand::new(&blueprint.program, plan),
+            experts: ExpertDemand::new(&blueprint.program, plan, blueprint.settings.lossy),
             embedding: Extent {
                 bytes: table.row_bytes(),
                 ..table.extent
@@ -142,13 +151,38 @@ impl Generator {
         next: Pass,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), PassEnd> {
+        self.pass_of(Phase::Prefill, batch, next, is_cancelled)
+            .await
+    }
+
+    /// As [`Generator::pass`], of one token that has been generated: the next one is expected
+    /// to follow, and lossy routing, if it is on, may change where the token goes.
+    ///
+    /// # Errors
+    /// As [`Generator::pass`].
+    pub async fn decode(
+        &mut self,
+        batch: Batch<'_>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), PassEnd> {
+        self.pass_of(Phase::Decode, batch, Pass::Full, is_cancelled)
+            .await
+    }
+
+    async fn pass_of(
+        &mut self,
+        phase: Phase,
+        batch: Batch<'_>,
+        next: Pass,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), PassEnd> {
         if is_cancelled() {
             return Err(PassEnd::Cancelled);
         }
         self.follow_budget();
         let started = Instant::now();
         self.check_files()?;
-        let mut outcome = self.run(batch, next, is_cancelled).await;
+        let mut outcome = self.run(phase, batch, next, is_cancelled).await;
         if outcome.is_ok() {
             // All that was read until now was the model that was planned for.
             outcome = self.check_files();
@@ -217,6 +251,7 @@ impl Generator {
 
     async fn run(
         &mut self,
+        phase: Phase,
         batch: Batch<'_>,
         next: Pass,
         is_cancelled: &dyn Fn() -> bool,
@@ -279,6 +314,9 @@ impl Generator {
                 None => run(&[]),
             }
             if let Some(group) = step.chooses {
+                if phase == Phase::Decode {
+                    experts.relax(group, weights, forward);
+                }
                 experts.begin(group, weights, forward);
             }
         }

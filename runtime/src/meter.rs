@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use emel_loader::files::OpenFiles;
 use emel_loader::plan::ExpertSlotsPlan;
 use emel_loader::reader::Backend;
+use emel_model::routing::LossyRouting;
 use emel_systemd::{Cgroup, Memory};
 
 use crate::blueprint::Blueprint;
 use crate::experts::demand::ExpertStatistics;
 use crate::generator::Generator;
 use crate::scheduler::Scheduler;
-use crate::usage::{ExpertUsage, Spent, Usage, milliseconds, rate};
+use crate::usage::{ExpertUsage, LossyUsage, Spent, Usage, milliseconds, rate};
 
 /// What is the same in every request's usage.
 pub(crate) struct FixedUsage {
@@ -19,6 +20,9 @@ pub(crate) struct FixedUsage {
     ring_bytes: u64,
     slot_bytes: u64,
     expert_slots: Option<ExpertSlotsPlan>,
+    lossy: LossyRouting,
+    /// Experts that a token goes to, in all layers.
+    choices_per_token: usize,
     kv_bytes: u64,
     budget_bytes: u64,
     planned_bytes: u64,
@@ -43,6 +47,13 @@ impl FixedUsage {
             ring_bytes: plan.ring_bytes(),
             slot_bytes: plan.slot_bytes as u64,
             expert_slots: plan.expert_slots.clone(),
+            lossy: blueprint.settings.lossy,
+            choices_per_token: blueprint
+                .program
+                .routers
+                .iter()
+                .map(|router| router.used)
+                .sum(),
             kv_bytes: blueprint.kv_bytes(),
             budget_bytes: plan.budget_bytes,
             planned_bytes: plan.total_bytes(),
@@ -107,6 +118,7 @@ pub(crate) fn usage(
                 .unwrap_or(0),
             wait_ms: milliseconds(total.experts.wait),
         }),
+        lossy: lossy_usage(fixed, &after_first.experts, counts.passes),
         kv_bytes: fixed.kv_bytes,
         budget_bytes: fixed.budget_bytes,
         planned_bytes: fixed.planned_bytes,
@@ -126,6 +138,21 @@ pub(crate) fn usage(
         threads: fixed.threads,
         kernels: fixed.kernels,
     }
+}
+
+fn lossy_usage(
+    fixed: &FixedUsage,
+    experts: &ExpertStatistics,
+    passes: usize,
+) -> Option<LossyUsage> {
+    let lossy = &fixed.lossy;
+    lossy.is_on().then(|| LossyUsage {
+        cache_routing: lossy.cache_routing.map(|rule| [rule.kept, rule.among]),
+        expert_budget: lossy.expert_budget,
+        substituted: experts.substituted,
+        dropped: experts.dropped,
+        of_choices: (passes * fixed.choices_per_token) as u64,
+    })
 }
 
 /// Costs since a moment.

@@ -179,6 +179,7 @@ async fn build(
         last_breakers: None,
         kv_type: blueprint.settings.kv_type,
         long_factors: blueprint.long_factors(),
+        is_lossy: blueprint.settings.lossy.is_on(),
         fixed: FixedUsage::new(blueprint, (backend, io_reason), &files, &generator),
         identity: Identity::new(
             &blueprint.catalog,
@@ -250,7 +251,7 @@ fn candidates(blueprint: &Blueprint) -> &'static [Backend] {
         Io::Only(Backend::Pread) => &[Backend::Pread],
         Io::Only(Backend::Mmap) => &[Backend::Mmap],
         Io::Auto if blueprint.plan.is_mapped => &[Backend::Mmap],
-        Io::Auto => &Backend::FASTEST_FIRST,
+        Io::Auto | Io::Unmapped => &Backend::FASTEST_FIRST,
     }
 }
 
@@ -269,6 +270,7 @@ pub(crate) struct Scheduler {
     last_breakers: Option<(Vec<String>, Arc<Breakers>)>,
     kv_type: KvType,
     long_factors: Option<(usize, bool)>,
+    is_lossy: bool,
     identity: Identity,
     pub(crate) fixed: FixedUsage,
 }
@@ -322,7 +324,12 @@ impl Scheduler {
     }
 
     fn session(&mut self, path: &Path, task: SessionTask) -> Result<usize, SessionError> {
-        let kind = SessionKind::new(self.identity.get()?, self.kv_type, self.long_factors);
+        let kind = SessionKind {
+            identity: self.identity.get()?,
+            kv_type: self.kv_type,
+            long_factors: self.long_factors,
+            is_lossy: self.is_lossy,
+        };
         match task {
             SessionTask::Save => kind.save(path, self.generator.state()),
             SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
@@ -388,9 +395,7 @@ impl Scheduler {
                     position,
                     logit_tokens: 1,
                 };
-                self.generator
-                    .pass(batch, Pass::Full, &is_cancelled)
-                    .await?;
+                self.generator.decode(batch, &is_cancelled).await?;
                 passes += 1;
             }
         }

@@ -5,7 +5,9 @@
 //! version                        u32
 //! KV type, as GGUF numbers it    u32
 //! identity of the model          u64
-//! rotary factors                 u32: 1 for those beyond the original context, else 0
+//! flags                          u32: 1 for rotary factors beyond the original context,
+//!                                2 if lossy routing has changed tokens
+//! the first of these             u64, only with that flag
 //! tokens                         u64, then a u32 for each
 //! layers                         as emel_model::state writes them
 //! XxHash64 of all the above      u64
@@ -34,6 +36,9 @@ use crate::whole_file::{begins_with, end_of_links, file_beside, write_whole};
 const MAGIC: [u8; 8] = *b"EMELSESS";
 /// Changes whenever what follows it is laid out or computed otherwise.
 const VERSION: u32 = 2;
+/// Flags.
+const LONG: u32 = 1;
+const LOSSY: u32 = 2;
 
 /// Tensors that are looked into to tell models of one shape apart, and how far. All but
 /// the largest models have fewer.
@@ -114,21 +119,18 @@ pub enum SessionError {
 /// What a session has to fit: a model, and how its keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionKind {
-    identity: u64,
-    kv_type: KvType,
+    pub(crate) identity: u64,
+    pub(crate) kv_type: KvType,
     /// As [`emel_model::program::Program::long_factors`] tells.
-    long_factors: Option<(usize, bool)>,
+    pub(crate) long_factors: Option<(usize, bool)>,
+    /// Whether what lossy routing has changed may be used.
+    pub(crate) is_lossy: bool,
 }
 
-impl SessionKind {
-    pub(crate) fn new(identity: u64, kv_type: KvType, long_factors: Option<(usize, bool)>) -> Self {
-        Self {
-            identity,
-            kv_type,
-            long_factors,
-        }
-    }
+/// A session's file, with the hash of what has been read of it.
+type SessionReader = Hashing<BufReader<File>>;
 
+impl SessionKind {
     fn is_long(&self) -> bool {
         self.long_factors.is_some_and(|(_, is_long)| is_long)
     }
@@ -158,7 +160,16 @@ impl SessionKind {
         out.write_all(&VERSION.to_le_bytes())?;
         out.write_all(&ggml_type(self.kv_type).to_le_bytes())?;
         out.write_all(&self.identity.to_le_bytes())?;
-        out.write_all(&u32::from(self.is_long()).to_le_bytes())?;
+        let long = if self.is_long() { LONG } else { 0 };
+        let lossy = if state.lossy_from().is_some() {
+            LOSSY
+        } else {
+            0
+        };
+        out.write_all(&(long | lossy).to_le_bytes())?;
+        if let Some(first) = state.lossy_from() {
+            out.write_all(&(first as u64).to_le_bytes())?;
+        }
         state.write(&mut out)?;
         let Hashing { inner, hasher } = out;
         inner.write_all(&hasher.finish().to_le_bytes())
@@ -192,17 +203,22 @@ impl SessionKind {
         state: &mut SequenceState,
         vocabulary: usize,
     ) -> Result<usize, SessionError> {
-        let mut input = self.open(path)?;
+        let (mut input, lossy_from) = self.open(path)?;
         state.read(&mut input)?;
         let Hashing { mut inner, hasher } = input;
         let is_whole = read_array(&mut inner)? == hasher.finish().to_le_bytes();
         let is_over = inner.read(&mut [0]).map_err(SessionError::Read)? == 0;
         let is_known = |&id: &u32| (id as usize) < vocabulary;
-        if is_whole && is_over && state.tokens().iter().all(is_known) {
-            Ok(state.tokens().len())
-        } else {
-            Err(SessionError::Damaged)
+        if !(is_whole && is_over && state.tokens().iter().all(is_known)) {
+            return Err(SessionError::Damaged);
         }
+        if let Some(first) = lossy_from {
+            state.set_lossy_from(first)?;
+            if !self.is_lossy {
+                return Ok(state.keep_exact());
+            }
+        }
+        Ok(state.tokens().len())
     }
 
     /// Whether [`SessionKind::save`] could write to `path`, and, by the beginning of what
@@ -217,7 +233,7 @@ impl SessionKind {
             return Ok(());
         }
         let check = || {
-            let tokens = u64::from_le_bytes(read_array(&mut self.open(path)?)?);
+            let tokens = u64::from_le_bytes(read_array(&mut self.open(path)?.0)?);
             if tokens > context as u64 {
                 return Err(SessionError::TooLong { tokens, context });
             }
@@ -226,8 +242,9 @@ impl SessionKind {
         check().map_err(|error: SessionError| error.of_whole_file(path))
     }
 
-    /// A reader of a session of this kind, up to its tokens.
-    fn open(&self, path: &Path) -> Result<Hashing<BufReader<File>>, SessionError> {
+    /// A reader of a session of this kind, up to its tokens, and the first of these that
+    /// lossy routing has changed.
+    fn open(&self, path: &Path) -> Result<(SessionReader, Option<u64>), SessionError> {
         let file = open_file(path)?;
         let mut input = Hashing::new(BufReader::new(file));
         if read_array(&mut input).map_err(foreign_if_short)? != MAGIC {
@@ -252,13 +269,17 @@ impl SessionKind {
                 }),
             );
         }
-        let is_long = match u32::from_le_bytes(read_array(&mut input)?) {
-            0 => false,
-            1 => true,
-            _ => return Err(SessionError::Damaged),
+        let flags = u32::from_le_bytes(read_array(&mut input)?);
+        if flags & !(LONG | LOSSY) != 0 {
+            return Err(SessionError::Damaged);
+        }
+        let lossy_from = match flags & LOSSY {
+            0 => None,
+            _ => Some(u64::from_le_bytes(read_array(&mut input)?)),
         };
+        let is_long = flags & LONG != 0;
         match self.long_factors {
-            _ if is_long == self.is_long() => Ok(input),
+            _ if is_long == self.is_long() => Ok((input, lossy_from)),
             Some((original_context, _)) => Err(SessionError::RotaryFactors {
                 is_long,
                 original_context,

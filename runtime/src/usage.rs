@@ -37,6 +37,8 @@ pub struct Usage {
     pub slot_bytes: u64,
     /// How experts fared; none where all of them are in memory for good.
     pub experts: Option<ExpertUsage>,
+    /// What lossy routing has changed; none where it is off and answers are the model's.
+    pub lossy: Option<LossyUsage>,
     /// Bytes of the KV cache.
     pub kv_bytes: u64,
     /// The budget everything was planned for.
@@ -102,6 +104,22 @@ pub struct ExpertUsage {
     pub missed_bytes_per_token: u64,
     /// Time that layers waited for them, in all.
     pub wait_ms: f64,
+}
+
+/// Lossy routing, and what it has changed after the first token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LossyUsage {
+    /// Experts that are kept, and among how many of the best others are looked for, if
+    /// cache-aware routing is on.
+    pub cache_routing: Option<[usize; 2]>,
+    /// Experts of a layer that are read for a token, if there is such a limit.
+    pub expert_budget: Option<usize>,
+    /// Experts that took the place of a router's choice.
+    pub substituted: u64,
+    /// Experts that were left out.
+    pub dropped: u64,
+    /// Experts that the routers chose, in all.
+    pub of_choices: u64,
 }
 
 /// Events per second; 0 for no time.

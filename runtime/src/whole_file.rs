@@ -1,7 +1,8 @@
 //! Files that appear whole or not at all, and keep what others rely on.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -9,26 +10,57 @@ use tempfile::NamedTempFile;
 /// Symbolic links that lead to a file, one to another, at most; as many as Linux follows.
 const LINKS_MAX: usize = 40;
 
-/// Writes what `write` does to a file beside `path` and moves it there when it is on the
-/// disk. Where a file is there, its permissions are kept; where a symbolic link is there,
-/// what it leads to is replaced.
+/// A file that is written beside its place, and moved there when it is whole. Dropped before
+/// that, it leaves nothing behind.
+#[derive(Debug)]
+pub(crate) struct WholeFile {
+    file: NamedTempFile,
+    path: PathBuf,
+}
+
+impl WholeFile {
+    /// Begins the file for `path`. Where a symbolic link is there, what it leads to is
+    /// replaced. `mode` are the permissions of a new file, less what the process leaves out.
+    pub(crate) fn begin(path: &Path, mode: u32) -> io::Result<Self> {
+        let path = end_of_links(path)?;
+        let file = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(mode))
+            .tempfile_in(folder_of(&path))?;
+        Ok(Self { file, path })
+    }
+
+    /// Moves the file to its place when it is on the disk. Where a file is there, its
+    /// permissions are kept.
+    pub(crate) fn finish(self) -> io::Result<()> {
+        let Self { file, path } = self;
+        if path.exists() {
+            file.as_file()
+                .set_permissions(fs::metadata(&path)?.permissions())?;
+        }
+        file.as_file().sync_all()?;
+        file.persist(&path).map_err(|error| error.error)?;
+        sync_folder(&path)
+    }
+}
+
+impl Write for WholeFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes what `write` does to a [`WholeFile`] that only its owner may read.
 pub(crate) fn write_whole(
     path: &Path,
-    write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,
+    write: impl FnOnce(&mut BufWriter<WholeFile>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let path = &end_of_links(path)?;
-    let mut file = file_beside(path)?;
-    let mut out = BufWriter::new(file.as_file_mut());
+    let mut out = BufWriter::new(WholeFile::begin(path, 0o600)?);
     write(&mut out)?;
-    out.flush()?;
-    drop(out);
-    if path.exists() {
-        file.as_file()
-            .set_permissions(fs::metadata(path)?.permissions())?;
-    }
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    sync_folder(path)
+    out.into_inner()?.finish()
 }
 
 /// Whether these are the first bytes of a file.

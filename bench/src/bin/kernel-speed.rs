@@ -10,6 +10,7 @@
 //! ```
 
 use std::hint::black_box;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use emel_kernels::{
@@ -23,8 +24,17 @@ const PREFILL_ROWS: usize = 2048;
 const PREFILL_TOKENS: usize = 512;
 const ROUNDS: usize = 7;
 
-fn main() {
+fn main() -> ExitCode {
     let names: Vec<String> = std::env::args().skip(1).collect();
+    let of_name = |name: &str| Format::ALL.iter().find(|format| format.name() == name);
+    if let Some(unknown) = names.iter().find(|name| of_name(name).is_none()) {
+        let known: Vec<&str> = Format::ALL.iter().map(|format| format.name()).collect();
+        eprintln!(
+            "error: {unknown:?} is no weight format, expected any of {}",
+            known.join(", ")
+        );
+        return ExitCode::from(2);
+    }
     let kernels = Kernels::from_environment().expect("EMEL_KERNELS names a path of this machine");
     let threads = std::env::var("EMEL_THREADS")
         .ok()
@@ -52,6 +62,7 @@ fn main() {
             );
         }
     }
+    ExitCode::SUCCESS
 }
 
 struct Bench<'a> {

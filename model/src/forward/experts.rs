@@ -8,7 +8,7 @@ use emel_loader::weights::EXPERTS_MAX;
 
 use super::{Forward, activate};
 use crate::program::{Buffer, ExpertGroup, MatrixShape, Program};
-use crate::routing::{Router, Routing};
+use crate::routing::{LossyRouting, Router, Routing, RoutingLoss};
 use crate::routing_log::RoutingLog;
 
 /// Products that share a fork and join: of the experts of a step with gate and up.
@@ -42,6 +42,29 @@ impl Forward {
         if let Some(logged) = &mut self.logged {
             logged.log.add(&self.routing);
         }
+    }
+
+    /// Chooses the experts of a mixture anew, by `rule`, for the only token of the batch: it
+    /// has been routed and dispatched, and nothing has been computed since. The state knows
+    /// from then on that it is not the model's own.
+    ///
+    /// # Panics
+    /// When the batch has several tokens.
+    pub fn relax_routing(
+        &mut self,
+        mixture: usize,
+        rule: &LossyRouting,
+        is_in_memory: impl Fn(usize) -> bool,
+    ) -> RoutingLoss {
+        // Every mixture has a router of its own, in the same order.
+        let loss = self
+            .routing
+            .relax(&self.routers[mixture], rule, is_in_memory);
+        if !loss.is_none() {
+            self.dispatch();
+            self.state.mark_lossy();
+        }
+        loss
     }
 
     /// Guesses the experts that a router further on will choose.

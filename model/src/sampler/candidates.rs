@@ -36,10 +36,13 @@ impl Candidate {
     }
 }
 
-/// The likeliest candidates, likeliest first. The buffer is made once.
+/// The likeliest candidates. Some of the vocabulary are sorted, likeliest first; all of it
+/// comes in the order of ids, and is sorted only if a stage cannot do without. The buffer is
+/// made once.
 #[derive(Debug)]
 pub(super) struct Candidates {
     buffer: Vec<Candidate>,
+    is_sorted: bool,
     keep: usize,
     limit: usize,
 }
@@ -51,6 +54,7 @@ impl Candidates {
         let limit = Self::limit(keep, vocabulary_size);
         Self {
             buffer: Vec::with_capacity(limit),
+            is_sorted: false,
             keep,
             limit,
         }
@@ -73,6 +77,11 @@ impl Candidates {
     /// Selects the likeliest of `candidates`.
     pub(super) fn select(&mut self, candidates: impl Iterator<Item = Candidate>) {
         self.buffer.clear();
+        self.is_sorted = false;
+        if self.keep == self.limit {
+            self.buffer.extend(candidates.take(self.limit));
+            return;
+        }
         let mut last: Option<Candidate> = None;
         for candidate in candidates {
             if last.is_some_and(|last| candidate.order(&last).is_gt()) {
@@ -87,7 +96,58 @@ impl Candidates {
         if self.buffer.len() > self.keep {
             self.cut_back();
         }
-        self.buffer.sort_unstable_by_key(Candidate::rank);
+        self.sort();
+    }
+
+    /// Whether the likeliest come first.
+    pub(super) fn is_sorted(&self) -> bool {
+        self.is_sorted
+    }
+
+    /// Sorts the candidates, likeliest first.
+    pub(super) fn sort(&mut self) {
+        if !self.is_sorted {
+            self.buffer.sort_unstable_by_key(Candidate::rank);
+            self.is_sorted = true;
+        }
+    }
+
+    /// The greatest logit; 0 if there are no candidates.
+    pub(super) fn greatest(&self) -> f64 {
+        let first = if self.is_sorted {
+            self.buffer.first()
+        } else {
+            self.buffer.iter().min_by_key(|one| one.rank())
+        };
+        first.map_or(0.0, |one| one.logit.into())
+    }
+
+    /// Keeps the candidates that are likely, but at least the likeliest `min_keep`, and one.
+    /// Whoever is likelier than a likely one has to be likely, too.
+    pub(super) fn keep_likely(&mut self, min_keep: usize, is_likely: impl Fn(&Candidate) -> bool) {
+        if self.is_sorted {
+            let count = self.buffer.iter().take_while(|one| is_likely(one)).count();
+            return self.truncate(count.max(min_keep));
+        }
+        let count = self.buffer.iter().filter(|one| is_likely(one)).count();
+        if count < min_keep.max(1) {
+            self.sort();
+            return self.truncate(min_keep);
+        }
+        self.buffer.retain(is_likely);
+    }
+
+    /// Drops all that are likely but the last of them, if that leaves `min_keep` candidates.
+    pub(super) fn drop_likely(&mut self, min_keep: usize, is_likely: impl Fn(&Candidate) -> bool) {
+        let likely = || self.buffer.iter().filter(|one| is_likely(one));
+        let dropped = likely().count().saturating_sub(1);
+        let Some(last) = likely().map(Candidate::rank).max() else {
+            return;
+        };
+        if self.buffer.len() - dropped >= min_keep {
+            self.buffer
+                .retain(|one| !is_likely(one) || one.rank() == last);
+        }
     }
 
     /// Drops all but the likeliest, of which the least likely ends up last.
@@ -98,15 +158,12 @@ impl Candidates {
         self.buffer.truncate(self.keep);
     }
 
-    /// Keeps the first `count` candidates, but at least one.
+    /// Keeps the likeliest `count` candidates, but at least one.
     pub(super) fn truncate(&mut self, count: usize) {
-        self.buffer.truncate(count.max(1));
-    }
-
-    /// Drops the first `count` candidates, but leaves one.
-    pub(super) fn drop_first(&mut self, count: usize) {
-        let count = count.min(self.buffer.len().saturating_sub(1));
-        self.buffer.drain(..count);
+        if count < self.buffer.len() {
+            self.sort();
+            self.buffer.truncate(count.max(1));
+        }
     }
 
     /// Keeps the first of the candidates in the order of `key`, as many as `count` says
@@ -121,8 +178,9 @@ impl Candidates {
             by_key.then(left.order(right))
         });
         let count = count(&self.buffer);
-        self.truncate(count);
-        self.buffer.sort_unstable_by_key(Candidate::rank);
+        self.buffer.truncate(count.max(1));
+        self.is_sorted = false;
+        self.sort();
     }
 
     /// Replaces every logit.
@@ -130,12 +188,13 @@ impl Candidates {
         for candidate in &mut self.buffer {
             *candidate = Candidate::new(candidate.id, logit(*candidate));
         }
-        if !self.buffer.is_sorted_by_key(Candidate::rank) {
-            self.buffer.sort_unstable_by_key(Candidate::rank);
+        if self.is_sorted && !self.buffer.is_sorted_by_key(Candidate::rank) {
+            self.is_sorted = false;
+            self.sort();
         }
     }
 
-    /// The candidates, likeliest first.
+    /// The candidates, likeliest first or in the order of ids.
     pub(super) fn as_slice(&self) -> &[Candidate] {
         &self.buffer
     }
@@ -156,6 +215,7 @@ mod tests {
             .zip(logits)
             .map(|(id, &logit)| Candidate::new(id, logit));
         candidates.select(all);
+        candidates.sort();
         candidates.as_slice().iter().map(|one| one.id).collect()
     }
 
@@ -174,6 +234,48 @@ mod tests {
         let whole = ids(logits.len(), &logits);
         for keep in [1, 2, 7, 40, 500, 505, 1008] {
             assert_eq!(ids(keep, &logits), whole[..keep], "{keep}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_does_not_depend_on_whether_it_was_sorted() {
+        let logits: Vec<f32> = (1..1010).map(|n| (n * 331 % 1009 / 3) as f32).collect();
+        let all = || {
+            let logits = (0..).zip(&logits);
+            logits.map(|(id, &logit)| Candidate::new(id, logit))
+        };
+        let kept = |sorts: bool, stage: &dyn Fn(&mut Candidates)| {
+            let mut candidates = Candidates::new(logits.len(), logits.len());
+            candidates.select(all());
+            assert!(!candidates.is_sorted);
+            if sorts {
+                candidates.sort();
+            }
+            assert_eq!(candidates.greatest(), 336.0);
+            stage(&mut candidates);
+            candidates.sort();
+            candidates.buffer
+        };
+        for least in [0.0, 100.0, 335.0, 336.0, 400.0] {
+            for min_keep in [0, 1, 5, 2000] {
+                let keeps = |candidates: &mut Candidates| {
+                    candidates.keep_likely(min_keep, |one| one.logit >= least);
+                };
+                let drops = |candidates: &mut Candidates| {
+                    candidates.drop_likely(min_keep, |one| one.logit >= least);
+                };
+                assert_eq!(
+                    kept(false, &keeps),
+                    kept(true, &keeps),
+                    "{least}, {min_keep}"
+                );
+                assert_eq!(
+                    kept(false, &drops),
+                    kept(true, &drops),
+                    "{least}, {min_keep}"
+                );
+                assert!(!kept(false, &keeps).is_empty());
+            }
         }
     }
 

@@ -138,7 +138,7 @@ impl Sampler {
 
     /// The place of a candidate, drawn by its probability.
     fn draw(&mut self) -> usize {
-        let candidates = self.candidates.as_slice();
+        let candidates = &self.candidates;
         let total: f64 = weights(candidates).sum();
         let target = uniform(&mut self.random) * total;
         let mut reached = 0.0;
@@ -146,7 +146,10 @@ impl Sampler {
             reached += weight;
             reached > target
         });
-        drawn.unwrap_or(0)
+        // Rounding may leave nothing but the likeliest.
+        drawn
+            .or_else(|| weights(candidates).position(|weight| weight >= 1.0))
+            .unwrap_or(0)
     }
 
     /// Mirostat 2 (arXiv:2007.14966, algorithm 2): draws among tokens whose surprise is
@@ -154,11 +157,10 @@ impl Sampler {
     fn draw_by_surprise(&mut self, mirostat: Mirostat) -> u32 {
         stages::at_most_surprising(&mut self.candidates, self.surprise_max);
         let drawn = self.draw();
-        let candidates = self.candidates.as_slice();
-        let Some(&candidate) = candidates.get(drawn) else {
+        let Some(&candidate) = self.candidates.as_slice().get(drawn) else {
             return 0;
         };
-        let surprise = stages::surprise(candidates, candidate);
+        let surprise = stages::surprise(&self.candidates, candidate);
         let error = surprise - f64::from(mirostat.target_surprise);
         self.surprise_max -= f64::from(mirostat.learning_rate) * error;
         candidate.id

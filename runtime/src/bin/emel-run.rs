@@ -10,11 +10,14 @@ use clap::{ArgGroup, Parser};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::conversation::{self, ConversationOptions};
-use emel::cli::interrupt::{Event, Interrupts};
+use emel::cli::interrupt::{EndSignal, Event, Interrupts};
+use emel::cli::lossy::LossyOptions;
+use emel::cli::output::OutputFile;
 use emel::cli::profile::ProfileFile;
 use emel::cli::sampling::SamplingOptions;
-use emel::cli::{self, Interrupted, ModelOptions, TextSource};
+use emel::cli::{self, Interrupted, Kept, ModelOptions, TextSource};
 use emel::{Prompt, Request, Spent, TokenStream, Usage};
+use serde::Serialize;
 
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The continuation goes to standard output, everything else to
@@ -45,7 +48,7 @@ struct Options {
 
     /// Keep the session in a file: what it already holds of the prompt is not computed
     /// again; prompt and answer are saved to it at the end, and what there is of them on
-    /// Ctrl-C (a second one does not wait for the pass that runs)
+    /// Ctrl-C, SIGTERM and SIGHUP (a second one does not wait for the pass that runs)
     #[arg(long, value_name = "FILE", conflicts_with = "conversation")]
     session: Option<PathBuf>,
 
@@ -64,10 +67,13 @@ struct Options {
 
     #[command(flatten)]
     sampling: SamplingOptions,
+
+    #[command(flatten)]
+    lossy: LossyOptions,
 }
 
 fn main() -> ExitCode {
-    cli::run(run(cli::parse()))
+    cli::with_stack(|| cli::run(run(cli::parse())))
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {
@@ -76,6 +82,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     settings.sampler = Some(sampler.clone());
+    settings.lossy = options.lossy.routing();
     settings.profile = options.profile.is_some();
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     let text = options.text.read(Some(&blueprint.text_limit()))?;
@@ -111,10 +118,10 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let statistics = options
         .stats_json
         .as_deref()
-        .map(|path| cli::create_output(path, &blueprint.catalog, "statistics"))
+        .map(|path| OutputFile::new(path, &blueprint.catalog, "statistics"))
         .transpose()?;
     let profile = match &options.profile {
-        Some(path) => ProfileFile::create(path, &blueprint)?,
+        Some(path) => ProfileFile::new(path, &blueprint)?,
         None => None,
     };
     let mut last_usage = None;
@@ -129,21 +136,42 @@ async fn run(options: Options) -> anyhow::Result<()> {
         conversation::run(&options.conversation, first, blueprint, request, on_usage).await
     } else {
         let session = options.session.as_deref();
-        let listens = profile.is_some() || statistics.is_some();
+        let listens = options.stats || profile.is_some() || statistics.is_some();
         continue_text(blueprint, request, session, listens, on_usage).await
     };
     // An answer that was interrupted or failed has had its costs too.
     let written = profile.map_or(Ok(()), ProfileFile::write);
-    if let (Some(usage), Some(mut file), Some(path)) = (last_usage, statistics, &options.stats_json)
-    {
-        let json = serde_json::to_string_pretty(&usage)? + "\n";
-        file.write_all(json.as_bytes())
-            .with_context(|| format!("{}: cannot write statistics", path.display()))?;
+    let outcome = outcome.and(written);
+    match statistics {
+        Some(file) => {
+            let written = write_statistics(file, last_usage.as_ref(), cli::failure(&outcome));
+            outcome.and(written)
+        }
+        None => outcome,
     }
-    outcome.and(written)
 }
 
-/// Creating an output file empties it: it must not be that of another option.
+/// Writes what the last answer has cost, as far as it is known, and how the run failed.
+fn write_statistics(
+    file: OutputFile,
+    usage: Option<&Usage>,
+    error: Option<String>,
+) -> anyhow::Result<()> {
+    #[derive(Serialize)]
+    struct Statistics<'a> {
+        #[serde(flatten)]
+        usage: Option<&'a Usage>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    }
+    if usage.is_none() && error.is_none() {
+        return Ok(());
+    }
+    let json = serde_json::to_string_pretty(&Statistics { usage, error })?;
+    file.write(|out| writeln!(out, "{json}"))
+}
+
+/// An output file replaces what is there: that must not be the file of another option.
 fn refuse_same_file(
     (other_option, other): (&str, &Path),
     option: &'static str,
@@ -176,8 +204,8 @@ fn absolute(path: &Path) -> Option<PathBuf> {
     Some(folder.canonicalize().ok()?.join(path.file_name()?))
 }
 
-/// Continues the prompt. With `listens`, or a session, Ctrl-C ends the answer and not the
-/// process.
+/// Continues the prompt. With `listens`, or a session, Ctrl-C and the like end the answer and
+/// not the process.
 async fn continue_text(
     blueprint: Blueprint,
     request: Request,
@@ -195,15 +223,18 @@ async fn continue_text(
     let mut interrupts = (listens || session.is_some())
         .then(Interrupts::listen)
         .transpose()
-        .context("cannot be told of interrupts (Ctrl-C)")?;
+        .context("cannot be told of signals (Ctrl-C)")?;
     let mut stream = engine.generate(request).await?;
-    let (is_interrupted, printed) = print_answer(&mut stream, interrupts.as_mut()).await?;
+    let (signal, printed) = print_answer(&mut stream, interrupts.as_mut()).await?;
     let usage = stream.usage().cloned();
     // If it goes on all the same, it stops when nobody listens any more.
     drop(stream);
     let printed = printed.and_then(|()| Ok(cli::print("\n")?));
     let tokens = match session {
-        Some(path) => Some(engine.save_session(path).await?),
+        Some(path) => {
+            let saving = engine.save_session(path);
+            Some(Interrupts::or_exit(interrupts.as_mut(), saving).await?)
+        }
         None => None,
     };
     if let Some(usage) = usage {
@@ -217,25 +248,27 @@ async fn continue_text(
         cli::note_full_context(&usage, max_tokens, engine.description().context);
         on_usage(&usage);
     }
-    printed?;
-    match (is_interrupted, tokens) {
-        (false, _) => Ok(()),
-        (true, None) => Err(Interrupted::WithoutSession.into()),
-        (true, Some(0)) => Err(Interrupted::NothingToSave.into()),
-        (true, Some(tokens)) => Err(Interrupted::Saved { tokens }.into()),
-    }
+    let Some(signal) = signal else {
+        return printed;
+    };
+    let kept = match tokens {
+        None => Kept::NoSession,
+        Some(0) => Kept::Nothing,
+        Some(tokens) => Kept::Session(tokens),
+    };
+    Err(Interrupted { signal, kept }.into())
 }
 
-/// Prints tokens as they come. Returns whether Ctrl-C has ended the answer, and whether all
+/// Prints tokens as they come. Returns the signal that has ended the answer, and whether all
 /// could be printed: if nobody reads any more, the answer ends and is kept as far as it came.
-/// The first Ctrl-C has the pass that runs completed, because a recurrent state cannot go back
+/// The first signal has the pass that runs completed, because a recurrent state cannot go back
 /// to before it; the second does not wait for it.
 async fn print_answer(
     stream: &mut TokenStream,
     mut interrupts: Option<&mut Interrupts>,
-) -> anyhow::Result<(bool, anyhow::Result<()>)> {
+) -> anyhow::Result<(Option<EndSignal>, anyhow::Result<()>)> {
     let spinner = cli::spinner("reading the prompt");
-    let mut is_interrupted = false;
+    let mut ending = None;
     let mut printed = Ok(());
     loop {
         let event = match &mut interrupts {
@@ -257,11 +290,11 @@ async fn print_answer(
                 }
             }
             Event::Failed(error) => return Err(error.into()),
-            Event::Over => return Ok((is_interrupted, printed)),
-            Event::Interrupted if is_interrupted => return Ok((true, printed)),
-            Event::Interrupted => {
+            Event::Over => return Ok((ending, printed)),
+            Event::Interrupted(signal) if ending.is_some() => return Ok((Some(signal), printed)),
+            Event::Interrupted(signal) => {
                 stream.stop();
-                is_interrupted = true;
+                ending = Some(signal);
             }
         }
     }
@@ -305,6 +338,12 @@ fn print_statistics(usage: &Usage) {
             experts.misses,
             size(experts.missed_bytes_per_token),
             experts.wait_ms,
+        ));
+    }
+    if let Some(lossy) = &usage.lossy {
+        cli::tell(&format!(
+            "LOSSY:   of {} expert choices while decoding {} were substituted and {} dropped",
+            lossy.of_choices, lossy.substituted, lossy.dropped
         ));
     }
     tell_times("time:    ", &usage.spent);

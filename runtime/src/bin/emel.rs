@@ -14,6 +14,7 @@ use emel::budget::in_binary_units;
 use emel::cli::doctor::{self, DoctorOptions};
 use emel::cli::drive;
 use emel::cli::info::{self, InfoOptions};
+use emel::cli::output;
 use emel::cli::render::{self, RenderOptions};
 use emel::cli::replay::{self, ReplayOptions};
 use emel::cli::trace::{self, TraceOptions};
@@ -130,6 +131,10 @@ struct EvalSource {
 }
 
 fn main() -> ExitCode {
+    cli::with_stack(command)
+}
+
+fn command() -> ExitCode {
     let options: Options = cli::parse();
     cli::run(async {
         match options.command {
@@ -468,7 +473,7 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
 fn create_npy(path: &Path, rows: usize, blueprint: &Blueprint) -> anyhow::Result<BufWriter<File>> {
     let failed = || format!("{}: cannot write logits", path.display());
     let columns = blueprint.program.vocabulary();
-    let file = cli::create_output(path, &blueprint.catalog, "logits")?;
+    let file = output::create_output(path, &blueprint.catalog, "logits")?;
     let mut file = BufWriter::new(file);
     let header =
         format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");

@@ -10,11 +10,11 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::sync::mpsc;
 
-use super::interrupt::{Event, Interrupts};
+use super::interrupt::{EndSignal, Event, Interrupts};
 use super::template::TemplateOptions;
 use super::{
-    OutputError, message, note_full_context, notice, one_line, print, read_text, spinner, start,
-    tell,
+    Interrupted, Kept, OutputError, message, note_full_context, notice, one_line, print, read_text,
+    spinner, start, tell,
 };
 use crate::blueprint::Blueprint;
 use crate::{Engine, Error, Prompt, Request, TextLimit, Usage};
@@ -119,7 +119,13 @@ pub async fn run(
         talk.conversation.pop();
     }
     let engine = start(blueprint).await?;
-    let mut interrupts = Interrupts::listen().context("cannot be told of interrupts (Ctrl-C)")?;
+    // At the keyboard's line nothing else is heard, and the other signals end the process.
+    let interrupts = if io::stdin().is_terminal() {
+        Interrupts::listen_to_keyboard()
+    } else {
+        Interrupts::listen()
+    };
+    let mut interrupts = interrupts.context("cannot be told of signals (Ctrl-C)")?;
     let mut input = Input::open(next.as_deref(), limit)?;
     let mut unanswered = 0;
     loop {
@@ -148,7 +154,8 @@ pub async fn run(
         talk.conversation.push("user", &text);
         let answered = talk.answer(&engine, &mut interrupts, &mut on_usage).await;
         if let Err(error) = answered {
-            if options.single_turn || error.is::<OutputError>() {
+            let is_end = error.is::<OutputError>() || error.is::<Interrupted>();
+            if options.single_turn || is_end {
                 return Err(error);
             }
             talk.conversation.pop();
@@ -200,6 +207,7 @@ impl Talk {
         let waiting = spinner("reading the prompt");
         let mut stream = engine.generate(request).await.map_err(longer_than)?;
         let mut answer = String::new();
+        let mut ending = None;
         let stopped = loop {
             match interrupts.or_next(&mut stream).await {
                 Event::Token(token) => {
@@ -212,7 +220,12 @@ impl Talk {
                     return Err(error.into());
                 }
                 Event::Over => break false,
-                Event::Interrupted => break true,
+                Event::Interrupted(EndSignal::Interrupt) => break true,
+                Event::Interrupted(signal) if ending.is_none() => {
+                    ending = Some(signal);
+                    stream.stop();
+                }
+                Event::Interrupted(_) => break true,
             }
         };
         waiting.finish_and_clear();
@@ -220,6 +233,9 @@ impl Talk {
         if let Some(usage) = stream.usage() {
             note_full_context(usage, max_tokens, description.context);
             on_usage(usage);
+        }
+        if let Some(signal) = ending {
+            return Err(ended_by(signal));
         }
         if stopped && answer.is_empty() {
             // Most templates want an answer to every message.
@@ -229,6 +245,11 @@ impl Talk {
         }
         Ok(())
     }
+}
+
+fn ended_by(signal: EndSignal) -> anyhow::Error {
+    let kept = Kept::NoSession;
+    Interrupted { signal, kept }.into()
 }
 
 /// A prompt that is too long is the whole conversation here.
@@ -282,7 +303,7 @@ impl Input {
     /// The next line; `None` at the end of the input and after an interrupt.
     async fn message(&mut self, interrupts: &mut Interrupts) -> anyhow::Result<Option<Line>> {
         match self {
-            Self::Terminal(_) if interrupts.has_come().await => Ok(None),
+            Self::Terminal(_) if interrupts.has_come().await.is_some() => Ok(None),
             Self::Terminal(editor) => match editor.readline(PROMPT) {
                 Ok(line) => {
                     // A history that refuses a line is no reason to stop.
@@ -292,10 +313,11 @@ impl Input {
                 Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
                 Err(error) => Err(error).context("standard input: cannot read a message"),
             },
-            Self::Pipe(lines) => {
-                let line = interrupts.or(|context| lines.poll_recv(context)).await;
-                line.flatten().transpose()
-            }
+            Self::Pipe(lines) => match interrupts.or(|context| lines.poll_recv(context)).await {
+                Ok(line) => line.transpose(),
+                Err(EndSignal::Interrupt) => Ok(None),
+                Err(signal) => Err(ended_by(signal)),
+            },
         }
     }
 }

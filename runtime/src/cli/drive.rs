@@ -21,7 +21,7 @@ const FILE_BYTES_MIN: u64 = 256 << 20;
 pub fn streaming_reader(io: Io) -> Backend {
     match io {
         Io::Only(backend) => backend,
-        Io::Auto => reader::fastest().0,
+        Io::Auto | Io::Unmapped => reader::fastest().0,
     }
 }
 

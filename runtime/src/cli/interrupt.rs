@@ -1,18 +1,32 @@
-//! Ctrl-C while an answer is made.
+//! Signals that ask a run to end while an answer is made: Ctrl-C, SIGTERM, SIGHUP.
 
-use std::future::poll_fn;
+use std::fmt;
+use std::fs;
+use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
-use std::task::Poll;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 
 use futures_core::Stream;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::tell;
 use crate::{Error, Token, TokenStream};
 
-/// Interrupts of the process, which no longer end it once they are listened for.
+/// A signal that asks the process to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndSignal {
+    /// SIGINT, which Ctrl-C sends.
+    Interrupt,
+    /// SIGTERM, as from a service manager.
+    Terminate,
+    /// SIGHUP: the terminal is gone.
+    HangUp,
+}
+
+/// The signals that are listened for, which no longer end the process then.
 #[derive(Debug)]
-pub struct Interrupts(Signal);
+pub struct Interrupts(Vec<(EndSignal, Signal)>);
 
 /// What an answer goes on with.
 pub enum Event {
@@ -22,48 +36,125 @@ pub enum Event {
     Failed(Error),
     /// It is over.
     Over,
-    /// The user has pressed Ctrl-C.
-    Interrupted,
+    /// A signal asks the run to end.
+    Interrupted(EndSignal),
+}
+
+impl EndSignal {
+    const ALL: [Self; 3] = [Self::Interrupt, Self::Terminate, Self::HangUp];
+
+    fn number(self) -> i32 {
+        match self {
+            Self::Interrupt => libc::SIGINT,
+            Self::Terminate => libc::SIGTERM,
+            Self::HangUp => libc::SIGHUP,
+        }
+    }
+
+    /// The exit status of a command that it has ended, as of one that a shell saw it end.
+    pub fn exit_status(self) -> u8 {
+        128 + self.number() as u8
+    }
+}
+
+impl fmt::Display for EndSignal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Interrupt => "interrupted",
+            Self::Terminate => "ended by SIGTERM",
+            Self::HangUp => "ended by SIGHUP",
+        })
+    }
 }
 
 impl Interrupts {
-    /// Listens from now on.
+    /// Listens from now on, but for signals that whoever started the process has it ignore,
+    /// as `nohup` does.
     ///
     /// # Errors
     /// When the system refuses it.
     pub fn listen() -> io::Result<Self> {
-        signal(SignalKind::interrupt()).map(Self)
+        Self::listen_for(&EndSignal::ALL)
     }
 
-    /// Whether one has come since the last was seen.
-    pub async fn has_come(&mut self) -> bool {
+    /// The same for Ctrl-C alone: whoever waits at the keyboard hears of nothing else.
+    ///
+    /// # Errors
+    /// When the system refuses it.
+    pub fn listen_to_keyboard() -> io::Result<Self> {
+        Self::listen_for(&[EndSignal::Interrupt])
+    }
+
+    fn listen_for(signals: &[EndSignal]) -> io::Result<Self> {
+        let ignored = ignored_signals();
+        let heard = signals
+            .iter()
+            .filter(|one| ignored & 1 << (one.number() - 1) == 0);
+        heard
+            .map(|&one| Ok((one, signal(SignalKind::from_raw(one.number()))?)))
+            .collect::<io::Result<_>>()
+            .map(Self)
+    }
+
+    /// Which has come since the last was seen, if any.
+    pub async fn has_come(&mut self) -> Option<EndSignal> {
         // The runtime looks for signals when it would else be idle.
         tokio::task::yield_now().await;
-        poll_fn(|context| Poll::Ready(self.0.poll_recv(context).is_ready())).await
+        poll_fn(|context| Poll::Ready(self.poll(context))).await
     }
 
-    /// What `poll` finds, or `None` once an interrupt has come.
+    fn poll(&mut self, context: &mut Context<'_>) -> Option<EndSignal> {
+        // Each has to be asked, to be woken by any.
+        self.0.iter_mut().fold(None, |come, (one, signal)| {
+            let has_come = signal.poll_recv(context).is_ready();
+            come.or(has_come.then_some(*one))
+        })
+    }
+
+    /// What `poll` finds, unless a signal comes first.
     pub(super) async fn or<T>(
         &mut self,
-        mut poll: impl FnMut(&mut std::task::Context<'_>) -> Poll<T>,
-    ) -> Option<T> {
-        poll_fn(|context| {
-            if self.0.poll_recv(context).is_ready() {
-                return Poll::Ready(None);
-            }
-            poll(context).map(Some)
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Result<T, EndSignal> {
+        poll_fn(|context| match self.poll(context) {
+            Some(signal) => Poll::Ready(Err(signal)),
+            None => poll(context).map(Ok),
         })
         .await
+    }
+
+    /// What `work` comes to. A signal that comes first ends the process at once.
+    pub async fn or_exit<T>(interrupts: Option<&mut Self>, work: impl Future<Output = T>) -> T {
+        let Some(interrupts) = interrupts else {
+            return work.await;
+        };
+        let mut work = pin!(work);
+        let outcome = interrupts.or(|context| work.as_mut().poll(context)).await;
+        outcome.unwrap_or_else(|signal| {
+            tell(&format!(
+                "error: {signal}, again; what was not saved is lost"
+            ));
+            std::process::exit(signal.exit_status().into())
+        })
     }
 
     /// What a stream goes on with.
     pub async fn or_next(&mut self, stream: &mut TokenStream) -> Event {
         let next = self.or(|context| Pin::new(&mut *stream).poll_next(context));
         match next.await {
-            None => Event::Interrupted,
-            Some(Some(Ok(token))) => Event::Token(token),
-            Some(Some(Err(error))) => Event::Failed(error),
-            Some(None) => Event::Over,
+            Err(signal) => Event::Interrupted(signal),
+            Ok(Some(Ok(token))) => Event::Token(token),
+            Ok(Some(Err(error))) => Event::Failed(error),
+            Ok(None) => Event::Over,
         }
     }
+}
+
+/// The signals that the process ignores, a bit for each from 1 on; none if the system does
+/// not tell.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }

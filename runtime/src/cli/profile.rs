@@ -3,41 +3,37 @@
 //! The format is the JSON of Chrome's trace events ("complete" events, times in
 //! microseconds). The engine has a row, and every slot of the ring has one for its reads.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use emel_loader::trace::{Activity, Event, Trace};
 use serde_json::{Value, json};
 
+use super::output::OutputFile;
 use crate::blueprint::Blueprint;
-use crate::cli;
 
 /// The row of the engine's thread; those of slots follow it.
 const ENGINE_ROW: usize = 1;
 
-/// A file that a profile goes to, created before the work begins.
+/// A file that a profile goes to.
 pub struct ProfileFile {
-    path: PathBuf,
-    file: File,
+    file: OutputFile,
     trace: Arc<Trace>,
 }
 
 impl ProfileFile {
-    /// Creates the file for what `blueprint` will record; `None` if it records nothing.
+    /// A file for what `blueprint` will record; `None` if it records nothing.
     ///
     /// # Errors
-    /// When the file cannot be created, or is one of the model's own.
-    pub fn create(path: &Path, blueprint: &Blueprint) -> anyhow::Result<Option<Self>> {
+    /// As [`OutputFile::new`].
+    pub fn new(path: &Path, blueprint: &Blueprint) -> anyhow::Result<Option<Self>> {
         let Some(trace) = &blueprint.trace else {
             return Ok(None);
         };
         Ok(Some(Self {
-            path: path.to_owned(),
-            file: cli::create_output(path, &blueprint.catalog, "the profile")?,
+            file: OutputFile::new(path, &blueprint.catalog, "the profile")?,
             trace: Arc::clone(trace),
         }))
     }
@@ -47,10 +43,7 @@ impl ProfileFile {
     /// # Errors
     /// When the file does not take it.
     pub fn write(self) -> anyhow::Result<()> {
-        let mut output = BufWriter::new(self.file);
-        write_trace(&self.trace, &mut output)
-            .and_then(|()| output.flush())
-            .with_context(|| format!("{}: cannot write the profile", self.path.display()))
+        self.file.write(|output| write_trace(&self.trace, output))
     }
 }
 

@@ -1,8 +1,8 @@
 //! `emel trace`: which experts each token of a text goes to, as a file.
 
-use std::fs::{self, File};
+use std::fs;
 use std::future::{Future, poll_fn};
-use std::io::{self, BufWriter};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
@@ -14,7 +14,9 @@ use clap::Args;
 use emel_model::routing_log::RoutingLog;
 use tokio::sync::oneshot;
 
-use super::ModelOptions;
+use super::interrupt::Interrupts;
+use super::output::{OutputFile, OutputWriter};
+use super::{Interrupted, Kept, ModelOptions};
 use crate::blueprint::Blueprint;
 use crate::experts::MixtureShape;
 use crate::experts::trace::{EXPERTS_MAX, LAYERS_MAX, TABLE_BYTES_MAX, TraceHeader, TraceWriter};
@@ -72,16 +74,17 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
         .with_context(|| options.model.model.display().to_string())?;
     keep_text(&options.file, &options.output)?;
     let failed = || format!("{}: cannot write the trace", options.output.display());
-    let output = super::create_output(&options.output, &blueprint.catalog, "the trace")?;
-    let writer = TraceWriter::new(BufWriter::new(output), header).with_context(failed)?;
-    let (failure, mut failing) = oneshot::channel();
-    let recorder = Arc::new(Mutex::new(Recorder {
-        writer,
-        failure: Some(failure),
-    }));
-
+    let output = OutputFile::new(&options.output, &blueprint.catalog, "the trace")?;
     let context = blueprint.context;
     let engine = super::start(blueprint).await?;
+    // From here on there is a file to be cleared away.
+    let mut interrupts = Interrupts::listen().context("cannot be told of signals (Ctrl-C)")?;
+    let writer = output.begin().and_then(|out| TraceWriter::new(out, header));
+    let (failure, mut failing) = oneshot::channel();
+    let recorder = Arc::new(Mutex::new(Recorder {
+        writer: writer.with_context(failed)?,
+        failure: Some(failure),
+    }));
     let spinner = super::spinner("tracing");
     for ids in ids.chunks(context) {
         let taken = Arc::clone(&recorder);
@@ -89,9 +92,13 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
             let mut recorder = taken.lock().unwrap_or_else(PoisonError::into_inner);
             recorder.take(position, tokens, log);
         });
-        until_failure(tracing, &mut failing)
-            .await
-            .with_context(failed)??;
+        let mut work = pin!(until_failure(tracing, &mut failing));
+        let outcome = interrupts.or(|context| work.as_mut().poll(context)).await;
+        let outcome = outcome.map_err(|signal| Interrupted {
+            signal,
+            kept: Kept::NoSession,
+        })?;
+        outcome.with_context(failed)??;
     }
     spinner.finish_and_clear();
 
@@ -100,7 +107,8 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let Recorder { writer, .. } = recorder
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    writer.finish().with_context(failed)?;
+    let written = writer.finish().and_then(OutputWriter::finish);
+    written.with_context(failed)?;
     let MixtureShape {
         layers,
         experts,
@@ -177,7 +185,7 @@ async fn until_failure<T>(
 
 /// What takes the routing while it goes by.
 struct Recorder {
-    writer: TraceWriter<BufWriter<File>>,
+    writer: TraceWriter<OutputWriter>,
     /// Told of the first failure; nothing is written after it.
     failure: Option<oneshot::Sender<io::Error>>,
 }

@@ -15,6 +15,7 @@ use emel_loader::reader::ReadError;
 use emel_loader::weights::{EXPERTS_MAX, PlacedExpert, Weights};
 use emel_model::forward::Forward;
 use emel_model::program::Program;
+use emel_model::routing::LossyRouting;
 
 use super::MixtureShape;
 use super::cache::ExpertCache;
@@ -30,6 +31,10 @@ pub struct ExpertStatistics {
     pub missed_bytes: u64,
     /// Time that layers waited for them.
     pub wait: Duration,
+    /// Experts that lossy routing put in the place of a router's choice.
+    pub substituted: u64,
+    /// Experts that it left out.
+    pub dropped: u64,
 }
 
 impl ExpertStatistics {
@@ -40,6 +45,8 @@ impl ExpertStatistics {
             misses: self.misses - before.misses,
             missed_bytes: self.missed_bytes - before.missed_bytes,
             wait: self.wait - before.wait,
+            substituted: self.substituted - before.substituted,
+            dropped: self.dropped - before.dropped,
         }
     }
 }
@@ -58,6 +65,8 @@ pub struct ExpertDemand {
     slots: Option<Slots>,
     /// In rising order.
     needed: Vec<Needed>,
+    /// How the choices of tokens that are decoded may be changed.
+    lossy: LossyRouting,
     statistics: ExpertStatistics,
 }
 
@@ -70,8 +79,8 @@ struct Slots {
 }
 
 impl ExpertDemand {
-    /// Nothing is in the slots of `plan` yet.
-    pub fn new(program: &Program, plan: &Plan) -> Self {
+    /// Nothing is in the slots of `plan` yet; [`ExpertDemand::relax`] goes by `lossy`.
+    pub fn new(program: &Program, plan: &Plan, lossy: LossyRouting) -> Self {
         let shape = mixture_shape(program);
         let with_slots = |planned: &ExpertSlotsPlan| Slots {
             cache: ExpertCache::new(shape, planned.slots),
@@ -83,6 +92,7 @@ impl ExpertDemand {
         Self {
             slots: plan.expert_slots.as_ref().map(with_slots),
             needed: Vec::with_capacity(shape.experts),
+            lossy,
             statistics: ExpertStatistics::default(),
         }
     }
@@ -98,6 +108,21 @@ impl ExpertDemand {
     /// What experts have cost so far.
     pub fn statistics(&self) -> ExpertStatistics {
         self.statistics
+    }
+
+    /// A mixture has been routed for a token that is decoded: changes its choice, if lossy
+    /// routing is on, by which of the experts are in memory.
+    pub fn relax(&mut self, mixture: usize, weights: &Weights, forward: &mut Forward) {
+        let Some(Slots { cache, .. }) = self.slots.as_ref().filter(|_| self.lossy.is_on()) else {
+            return;
+        };
+        let loss = forward.relax_routing(mixture, &self.lossy, |expert| {
+            let id = ExpertId { mixture, expert };
+            let slot = cache.slot(mixture, expert);
+            slot.is_some_and(|slot| weights.has_expert(slot, id))
+        });
+        self.statistics.substituted += loss.substituted as u64;
+        self.statistics.dropped += loss.dropped as u64;
     }
 
     /// A mixture has been routed: notes which experts it needs, and has those read that are
@@ -161,7 +186,12 @@ impl ExpertDemand {
                 });
                 computed(None, started);
                 self.finish(&ready);
-                self.find_slots(mixture, weights);
+                // Who is evicted depends on who has been computed by then, and that on the
+                // drive. Lossy routing goes by what is in memory, so that it must not.
+                let all_slots_are_done = || self.needed.iter().all(|left| left.slot.is_none());
+                if !self.lossy.is_on() || all_slots_are_done() {
+                    self.find_slots(mixture, weights);
+                }
             } else if self.needed.is_empty() {
                 return Ok(());
             } else {

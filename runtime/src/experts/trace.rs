@@ -423,14 +423,15 @@ impl<W: Write> TraceWriter<W> {
         self.out.write_all(&self.record)
     }
 
-    /// Ends the trace.
+    /// Ends the trace, and gives the writer back.
     ///
     /// # Errors
     /// When the writer fails.
-    pub fn finish(self) -> io::Result<()> {
+    pub fn finish(self) -> io::Result<W> {
         let Hashing { mut inner, hasher } = self.out;
         inner.write_all(&hasher.finish().to_le_bytes())?;
-        inner.flush()
+        inner.flush()?;
+        Ok(inner)
     }
 }
 

@@ -46,6 +46,13 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("-p a -t 0", "-t is 0, expected 1 to 1024 threads"),
         ("-p a -t 100000", "-t is 100000, expected 1 to 1024 threads"),
         ("-p a another.gguf", "another.gguf"),
+        ("-p a -m another.gguf", "another.gguf"),
+        ("-p a -ngl 99", "emel computes on the processor"),
+        ("-p a -ub 64", "as many tokens of a prompt in a pass"),
+        ("-p a --mlock", "as --ram-budget says"),
+        ("-p a -ctk q8_0", "emel keeps keys and values alike"),
+        ("-p a -ctk q9_0 -ctv q9_0", "possible values: f16, f32"),
+        ("-p a --no-mmap --io mmap", "cannot be used with"),
     ] {
         let message = refusal(emel_run(&llama(), words(arguments)), 2, &[expected]);
         assert!(!message.contains("Usage"), "{message}");
@@ -307,6 +314,38 @@ fn outputs_that_cannot_be_written_are_refused_before_anything_is_generated() {
         1,
         &["/dev/full", "cannot write logits", "No space left"],
     );
+}
+
+#[test]
+fn a_budget_too_small_for_a_profile_says_what_it_takes() {
+    let profile = ["--profile", "/dev/null", "--ram-budget", "1M"];
+    let arguments = || words("-p hello -c 64").chain(profile);
+    let message = refusal(
+        command("emel-run")
+            .arg(llama())
+            .args(arguments())
+            .output()
+            .unwrap(),
+        1,
+        &[],
+    );
+    let (_, freed) = message
+        .split_once("leaving out --profile would free ")
+        .unwrap();
+    let (freed, _) = freed.split_once(" bytes").unwrap();
+    assert!(freed.parse::<u64>().unwrap() > 1 << 20, "{message}");
+    let without = words("-p hello -c 64 --ram-budget 1M");
+    let message_without = refusal(
+        command("emel-run")
+            .arg(llama())
+            .args(without)
+            .output()
+            .unwrap(),
+        1,
+        &[],
+    );
+    assert!(!message_without.contains("--profile"));
+    assert!(smallest_budget(&message) > smallest_budget(&message_without));
 }
 
 #[test]

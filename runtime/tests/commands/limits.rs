@@ -1,16 +1,22 @@
 //! What the system limits a process to: files, their size, its address space; and Ctrl-C.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
+use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{command, emel_run, fixture, gemma, llama, refusal, result, words};
+use crate::{
+    command, emel_run, fixture, gemma, llama, refusal, result, undo_ignored_interrupts, words,
+};
 
 /// Runs `emel-run MODEL ARGS…` under a limit of the shell's.
 fn limited(limit: &str, arguments: &str) -> Output {
@@ -29,6 +35,17 @@ fn too_few_files_are_an_error_that_names_the_limit() {
         refusal(output, 1, &["Too many open files", "ulimit -n"]);
     }
     result(limited("-n 64", "-p hello -n 2 --ram-budget 64M"));
+}
+
+#[test]
+fn a_stack_of_any_size_is_enough() {
+    for kib in [64, 128, 1024] {
+        let limit = format!("-s {kib}");
+        result(limited(&limit, "-p hello -n 2 --ram-budget 64M"));
+        result(limited(&limit, "-p hello -n 2 --ram-budget 64M -cnv -st"));
+        let message = limited(&limit, "-p hello -n 2 --no-such-option");
+        refusal(message, 2, &["--no-such-option"]);
+    }
 }
 
 #[test]
@@ -65,6 +82,12 @@ fn memory_that_is_there_and_refused_is_said_to_be_limited() {
 
 /// Runs until the first text is there, and interrupts.
 fn interrupted(model: &Path, files: &[(&str, &Path)]) -> String {
+    ended_by(Signal::SIGINT, model, files)
+}
+
+/// Runs until the first text is there, and sends the signal.
+fn ended_by(signal: Signal, model: &Path, files: &[(&str, &Path)]) -> String {
+    undo_ignored_interrupts();
     let mut run = command("emel-run");
     for (option, path) in files {
         run.arg(option).arg(path);
@@ -79,12 +102,154 @@ fn interrupted(model: &Path, files: &[(&str, &Path)]) -> String {
         .unwrap();
     let mut output = child.stdout.take().unwrap();
     output.read_exact(&mut [0]).unwrap();
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
     output.read_to_end(&mut Vec::new()).unwrap();
     let ended = child.wait_with_output().unwrap();
     let notes = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(130), "{notes}");
+    assert_eq!(ended.status.code(), Some(128 + signal as i32), "{notes}");
     notes
+}
+
+#[test]
+fn sigterm_and_sighup_end_a_run_as_an_interrupt_does() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let [session, statistics, profile] = ["session", "statistics", "profile"].map(path);
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let files: [(&str, &Path); 3] = [
+            ("--session", &session),
+            ("--stats-json", &statistics),
+            ("--profile", &profile),
+        ];
+        let notes = ended_by(signal, &llama(), &files);
+        let told = format!("error: ended by {signal}; the session of ");
+        assert!(notes.contains(&told), "{notes}");
+        assert!(session.is_file() && profile.is_file());
+        let found: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+        assert!(found["generated_tokens"].as_u64().unwrap() > 0, "{found}");
+        let error = found["error"].as_str().unwrap();
+        assert!(notes.contains(error), "{error}");
+        for file in [&session, &statistics, &profile] {
+            fs::remove_file(file).unwrap();
+        }
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn further_signals_do_not_wait_for_the_pass_that_runs() {
+    let folder = TempDir::new().unwrap();
+    // A prompt that takes long, and no text before its end.
+    let text = folder.path().join("text");
+    fs::write(&text, "a long story without an end ".repeat(4000)).unwrap();
+    let mut child = command("emel-run")
+        .arg(gemma())
+        .args(words("-n 1 -c 120000 --ram-budget 2G -t 1 --session"))
+        .arg(folder.path().join("session"))
+        .arg("-f")
+        .arg(&text)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let process = Pid::from_raw(child.id() as i32);
+    let mut sent = 0;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        // It may not be listening yet, and then the first one ends it.
+        std::thread::sleep(Duration::from_millis(300));
+        kill(process, Signal::SIGTERM).unwrap();
+        sent += 1;
+        assert!(sent < 100, "it goes on after {sent} signals");
+    };
+    let is_ended = status.code() == Some(143) || status.signal() == Some(libc::SIGTERM);
+    assert!(is_ended, "{status:?}");
+}
+
+#[test]
+fn a_signal_that_is_ignored_by_whoever_started_the_run_is_ignored_by_it() {
+    let folder = TempDir::new().unwrap();
+    let session = folder.path().join("session");
+    let script = "trap '' HUP && exec \"$0\" \"$@\"";
+    let mut child = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_emel-run")])
+        .arg(llama())
+        .args(words("-p hello -n 300 -c 400 --temp 0 --ignore-eos"))
+        .args(words("--ram-budget 64M --session"))
+        .arg(&session)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGHUP).unwrap();
+    output.read_to_end(&mut Vec::new()).unwrap();
+    result(child.wait_with_output().unwrap());
+    assert!(session.is_file());
+}
+
+#[test]
+fn a_run_that_fails_says_so_in_its_statistics() {
+    let folder = TempDir::new().unwrap();
+    let [model, statistics] = ["model.gguf", "statistics"].map(|name| folder.path().join(name));
+    fs::copy(llama(), &model).unwrap();
+    let mut child = command("emel-run")
+        .arg(&model)
+        .args(words("-p hello -n 19000 -c 20000 --temp 0 --ignore-eos"))
+        .args(words("--ram-budget 256M --io pread --stats-json"))
+        .arg(&statistics)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    // A model that is written to while it runs is an error.
+    let mut bytes = fs::read(&model).unwrap();
+    bytes.push(0);
+    fs::write(&model, bytes).unwrap();
+    output.read_to_end(&mut Vec::new()).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let notes = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(1), "{notes}");
+    let found: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+    let error = found["error"].as_str().unwrap();
+    assert!(error.contains("model.gguf"), "{error}");
+    assert!(notes.contains(error), "{notes}");
+}
+
+#[test]
+fn a_fifo_takes_statistics_and_a_profile_if_somebody_reads_it() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("fifo");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for option in ["--stats-json", "--profile"] {
+        let arguments = || words("-p hello -n 4").chain([option, path.to_str().unwrap()]);
+        let told = ["/fifo", "cannot write", "nobody reads this FIFO"];
+        refusal(emel_run(&llama(), arguments()), 1, &told);
+        let path = path.clone();
+        let mut reader = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .unwrap();
+        let mut found = Vec::new();
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| result(emel_run(&llama(), arguments())));
+            // A profile is more than a FIFO holds at a time.
+            while !run.is_finished() {
+                if let Ok(0) | Err(_) = reader.read_to_end(&mut found) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        let _ = reader.read_to_end(&mut found);
+        let found: Value = serde_json::from_slice(&found).unwrap();
+        assert!(found.is_object());
+    }
 }
 
 /// The tokens of the session that an interrupt has saved.

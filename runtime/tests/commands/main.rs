@@ -11,6 +11,7 @@ mod conversation;
 mod doctor;
 mod info;
 mod limits;
+mod lossy;
 mod model;
 mod profile;
 mod render;
@@ -66,6 +67,25 @@ pub(crate) fn emel_run<A: AsRef<OsStr>>(
     let mut command = command("emel-run");
     command.arg(model).args(["--ram-budget", "64M"]);
     command.args(arguments).output().unwrap()
+}
+
+/// Sees to it that commands begun from now on are ended by Ctrl-C, also where whoever runs the
+/// tests has it ignored, as a shell does for what runs in the background.
+pub(crate) fn undo_ignored_interrupts() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+    if mask & 1 << (nix::libc::SIGINT - 1) != 0 {
+        // What is ignored is inherited, and what has a handler is not.
+        tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()
+            .unwrap()
+            .block_on(async {
+                use tokio::signal::unix::{SignalKind, signal};
+                let _ = signal(SignalKind::interrupt()).unwrap();
+            });
+    }
 }
 
 /// The words of a line of arguments.

@@ -142,6 +142,63 @@ fn a_fifo_is_refused_and_not_waited_for() {
 }
 
 #[test]
+fn a_trace_appears_whole_or_not_at_all() {
+    let traced = Traced::new();
+    result(traced.trace(&mixture(), ""));
+    let before = std::fs::read(traced.path("trace")).unwrap();
+    // A file of at most 512 bytes, which is too little.
+    let script = "ulimit -f 1 && exec \"$0\" \"$@\"";
+    let arguments = |trace: &Path| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", script, env!("CARGO_BIN_EXE_emel"), "trace"]);
+        shell.arg(mixture()).args(words("--ram-budget 64M -f"));
+        shell.arg(traced.path("text")).arg("-o").arg(trace);
+        shell.output().unwrap()
+    };
+    for name in ["trace", "new"] {
+        let told = ["cannot write the trace", "ulimit -f"];
+        refusal(arguments(&traced.path(name)), 1, &told);
+    }
+    assert!(std::fs::read(traced.path("trace")).unwrap() == before);
+    let files = std::fs::read_dir(traced.folder.path()).unwrap();
+    assert_eq!(files.count(), 2, "the text and the first trace");
+}
+
+#[test]
+fn an_interrupt_leaves_no_half_of_a_trace() {
+    use nix::sys::signal::{Signal, kill};
+    let traced = Traced::new();
+    let text = "the experts of a mixture are read when they are needed ".repeat(20_000);
+    std::fs::write(traced.path("text"), text).unwrap();
+    let mut child = super::command("emel")
+        .arg("trace")
+        .arg(mixture())
+        .args(words("--ram-budget 1G -c 50 -t 1 -f"))
+        .arg(traced.path("text"))
+        .arg("-o")
+        .arg(traced.path("trace"))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let files = || std::fs::read_dir(traced.folder.path()).unwrap().count();
+    while files() < 2 {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // A moment earlier it only looked whether the folder takes a file.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    kill(
+        nix::unistd::Pid::from_raw(child.id() as i32),
+        Signal::SIGTERM,
+    )
+    .unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let notes = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(143), "{notes}");
+    assert_eq!(files(), 1, "{notes}");
+}
+
+#[test]
 fn a_full_disk_is_named() {
     let traced = Traced::new();
     std::os::unix::fs::symlink("/dev/full", traced.path("trace")).unwrap();

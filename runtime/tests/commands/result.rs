@@ -12,7 +12,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
+use crate::{
+    command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_interrupts, words,
+};
 
 #[track_caller]
 fn json(output: Output) -> Value {
@@ -323,6 +325,37 @@ fn a_prompt_may_come_from_a_file_or_standard_input_and_begin_with_a_dash() {
 }
 
 #[test]
+fn llama_cpps_spellings_mean_the_same() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("statistics.json");
+    let run = |options: &str| {
+        let mut run = command("emel-run");
+        run.args(words(
+            "-p hello -s 7 --ignore-eos --ram-budget 64M --stats-json",
+        ));
+        run.arg(&path).args(words(options));
+        let text = result(run.arg("-m").arg(llama()).output().unwrap());
+        let found: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        (text, found)
+    };
+    let (text, found) = run("-n 8 -c 64 -t 1 -ngl 0");
+    let (same_text, same) = run("--n-predict 8 -c 64 -t 1 --no-mmap");
+    assert_eq!(text, same_text);
+    assert_eq!(found["io_backend"], "mmap");
+    assert_ne!(same["io_backend"], "mmap");
+    let (_, wide) = run("-n 8 -c 64 -ctk f32 -ctv f32");
+    assert_eq!(
+        wide["kv_bytes"].as_u64().unwrap(),
+        2 * found["kv_bytes"].as_u64().unwrap()
+    );
+    let model = llama().display().to_string();
+    let output = command("emel")
+        .args(["tokenize", "--model", &model, "-p", "hello"])
+        .output();
+    assert_eq!(result(output.unwrap()).lines().count(), 4);
+}
+
+#[test]
 fn the_number_of_tokens_is_honoured() {
     assert_eq!(result(emel_run(&llama(), words("-p hello -n 0"))), "\n");
     let folder = TempDir::new().unwrap();
@@ -388,6 +421,7 @@ fn nobody_listening_on_standard_error_is_no_panic() {
 
 #[test]
 fn an_interrupt_ends_a_run_at_once() {
+    undo_ignored_interrupts();
     let mut child = command("emel-run")
         .arg(gemma())
         .args(words(

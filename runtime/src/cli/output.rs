@@ -1,0 +1,171 @@
+//! Files that results go to.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use emel_loader::gguf::Catalog;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use crate::whole_file::{WholeFile, end_of_links, file_beside};
+
+/// The permissions of a new file, less what the process leaves out.
+const MODE: u32 = 0o666;
+
+/// Where a result goes, seen to before the work begins, so that a path that cannot be written
+/// is noticed at once. A file appears whole or not at all, and what was there stays until then.
+#[derive(Debug)]
+pub struct OutputFile {
+    path: PathBuf,
+    /// What the file is for, as it completes "cannot write".
+    what: &'static str,
+    /// A FIFO or a device, which cannot be replaced.
+    stream: Option<File>,
+}
+
+/// A result on its way.
+#[derive(Debug)]
+pub struct OutputWriter(Sink);
+
+#[derive(Debug)]
+enum Sink {
+    Whole(BufWriter<WholeFile>),
+    Stream(BufWriter<File>),
+}
+
+impl OutputFile {
+    /// A place for a result at `path`. Nothing is written yet.
+    ///
+    /// # Errors
+    /// When nothing can be written there, or what is there is one of the model's own files,
+    /// or a FIFO that nobody reads.
+    pub fn new(path: &Path, catalog: &Catalog, what: &'static str) -> anyhow::Result<Self> {
+        keep_model(path, catalog, what)?;
+        let found = std::fs::metadata(path).ok();
+        let outcome = match found {
+            Some(found) if !found.is_file() => open_to_write(path, false).map(Some),
+            found => {
+                let checked = found.map_or(Ok(()), |_| open_to_write(path, false).map(drop));
+                checked
+                    .and_then(|()| end_of_links(path))
+                    .and_then(|path| file_beside(&path))
+                    .map(|_| None)
+            }
+        };
+        Ok(Self {
+            stream: outcome.map_err(|error| cannot_write(path, what, &error))?,
+            path: path.to_owned(),
+            what,
+        })
+    }
+
+    /// Begins to write.
+    ///
+    /// # Errors
+    /// When the folder takes no file any more.
+    pub fn begin(self) -> io::Result<OutputWriter> {
+        Ok(OutputWriter(match self.stream {
+            Some(stream) => Sink::Stream(BufWriter::new(stream)),
+            None => Sink::Whole(BufWriter::new(WholeFile::begin(&self.path, MODE)?)),
+        }))
+    }
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// When `write` fails or the drive does not take it.
+    pub fn write(
+        self,
+        write: impl FnOnce(&mut OutputWriter) -> io::Result<()>,
+    ) -> anyhow::Result<()> {
+        let failed = format!("{}: cannot write {}", self.path.display(), self.what);
+        let whole = || {
+            let mut out = self.begin()?;
+            write(&mut out)?;
+            out.finish()
+        };
+        whole().context(failed)
+    }
+}
+
+impl OutputWriter {
+    /// All has been written: the file takes its place.
+    ///
+    /// # Errors
+    /// When the drive does not take it.
+    pub fn finish(self) -> io::Result<()> {
+        match self.0 {
+            Sink::Whole(out) => out.into_inner()?.finish(),
+            Sink::Stream(mut out) => out.flush(),
+        }
+    }
+}
+
+impl Write for OutputWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.0 {
+            Sink::Whole(out) => out.write(bytes),
+            Sink::Stream(out) => out.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.0 {
+            Sink::Whole(out) => out.flush(),
+            Sink::Stream(out) => out.flush(),
+        }
+    }
+}
+
+/// Creates a file that is written from the beginning of the work on. `what` it is for
+/// completes "cannot write".
+///
+/// # Errors
+/// As [`OutputFile::new`].
+pub fn create_output(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<File> {
+    keep_model(path, catalog, what)?;
+    open_to_write(path, true).map_err(|error| cannot_write(path, what, &error))
+}
+
+fn keep_model(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<()> {
+    let Ok(found) = std::fs::metadata(path) else {
+        return Ok(());
+    };
+    let is_model = catalog
+        .files()
+        .iter()
+        .any(|file| (file.identity.device, file.identity.inode) == (found.dev(), found.ino()));
+    if is_model {
+        bail!(
+            "{}: this is the model, expected another file for {what}; choose another name",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Opens what is there, or creates it and empties what was there before.
+fn open_to_write(path: &Path, creates: bool) -> io::Result<File> {
+    // Without O_NONBLOCK, opening a FIFO waits for a reader that may never come.
+    let file = OpenOptions::new()
+        .write(true)
+        .create(creates)
+        .truncate(creates)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)?;
+    // Writes to it may wait, for its reader.
+    let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
+    fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(file)
+}
+
+fn cannot_write(path: &Path, what: &str, error: &io::Error) -> anyhow::Error {
+    let is_fifo = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENXIO) if is_fifo => "nobody reads this FIFO; start its reader first",
+        _ => "check the folder and its permissions",
+    };
+    anyhow::anyhow!("{}: cannot write {what}: {error}; {remedy}", path.display())
+}

@@ -1,0 +1,215 @@
+//! llama.cpp's spellings of options, put into emel's, and what emel does instead of those that
+//! it has no counterpart of.
+
+use std::ffi::{OsStr, OsString};
+
+/// Options that are only spelt otherwise.
+const RENAMED: [(&str, &str); 6] = [
+    ("-cnv", "--conversation"),
+    ("-no-cnv", "--no-conversation"),
+    ("-sys", "--system-prompt"),
+    ("-sysf", "--system-prompt-file"),
+    ("-st", "--single-turn"),
+    ("--n-predict", "--predict"),
+];
+
+/// Options whose value may look like another option.
+const WITH_TEXT: [&str; 9] = [
+    "-p",
+    "--prompt",
+    "-f",
+    "--file",
+    "--system-prompt",
+    "--system-prompt-file",
+    "--chat-template",
+    "--dry-sequence-breaker",
+    "--session",
+];
+
+const MODEL: [&str; 2] = ["-m", "--model"];
+const KEY_TYPE: [&str; 2] = ["-ctk", "--cache-type-k"];
+const VALUE_TYPE: [&str; 2] = ["-ctv", "--cache-type-v"];
+/// What llama.cpp keeps keys and values as unless it is told.
+const CACHE_TYPE_DEFAULT: &str = "f16";
+const GPU_LAYERS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
+
+/// Options without a counterpart, and what to do instead.
+const WITHOUT_COUNTERPART: [(&[&str], &str); 6] = [
+    (
+        &["-b", "--batch-size", "-ub", "--ubatch-size"],
+        "emel takes as many tokens of a prompt in a pass as the budget allows, which changes no bit of the result; leave it out",
+    ),
+    (
+        &["--mlock"],
+        "emel holds its weights in memory of its own, as much as --ram-budget says; leave it out",
+    ),
+    (
+        &["--prompt-cache"],
+        "--session FILE keeps what has been computed, of the prompt and the answer",
+    ),
+    (
+        &["-fa", "--flash-attn"],
+        "there is one kind of attention, which never holds a whole row of scores for each head; leave it out",
+    ),
+    (
+        &["-tb", "--threads-batch"],
+        "-t is for prompts and answers alike",
+    ),
+    (
+        &["-hf", "--hf-repo", "-mu", "--model-url"],
+        "emel downloads nothing; fetch the file and give its path",
+    ),
+];
+
+/// The arguments as emel spells them.
+///
+/// # Errors
+/// When one of them has no counterpart: what emel does instead.
+pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let mut own = Vec::with_capacity(arguments.len());
+    let mut cache = CacheTypes::default();
+    let mut arguments = arguments.into_iter();
+    own.extend(arguments.next());
+    while let Some(argument) = arguments.next() {
+        let is_one_of = |names: &[&str]| names.iter().any(|&name| argument == *name);
+        if argument == "--" {
+            own.push(argument);
+            own.extend(arguments);
+            break;
+        } else if is_one_of(&WITH_TEXT) {
+            own.push(argument);
+            own.extend(arguments.next());
+        } else if let Some((_, name)) = RENAMED.iter().find(|(name, _)| argument == *name) {
+            own.push(name.into());
+            if WITH_TEXT.contains(name) {
+                own.extend(arguments.next());
+            }
+        } else if is_one_of(&MODEL) {
+            // The model is the argument without a name.
+            own.extend(arguments.next());
+        } else if let Some(model) = value_of(&argument, "--model=") {
+            own.push(model.into());
+        } else if is_one_of(&KEY_TYPE) || is_one_of(&VALUE_TYPE) {
+            cache.at.get_or_insert(own.len());
+            let kept = match is_one_of(&KEY_TYPE) {
+                true => &mut cache.keys,
+                false => &mut cache.values,
+            };
+            *kept = Some(arguments.next().unwrap_or_default());
+        } else if is_one_of(&GPU_LAYERS) {
+            let layers = arguments.next().unwrap_or_default();
+            if layers != "0" {
+                return Err(format!(
+                    "{} {}: emel computes on the processor; leave it out",
+                    argument.display(),
+                    layers.display()
+                ));
+            }
+        } else if let Some((_, instead)) = WITHOUT_COUNTERPART
+            .iter()
+            .find(|(names, _)| is_one_of(names))
+        {
+            return Err(format!("{}: {instead}", argument.display()));
+        } else {
+            own.push(argument);
+        }
+    }
+    cache.insert(&mut own)?;
+    Ok(own)
+}
+
+/// The part of an argument that comes after `start`.
+fn value_of<'a>(argument: &'a OsStr, start: &str) -> Option<&'a OsStr> {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = argument.as_bytes().strip_prefix(start.as_bytes())?;
+    Some(OsStr::from_bytes(bytes))
+}
+
+/// How keys and values are to be kept, and where that was said first.
+#[derive(Default)]
+struct CacheTypes {
+    at: Option<usize>,
+    keys: Option<OsString>,
+    values: Option<OsString>,
+}
+
+impl CacheTypes {
+    /// Says it in one option, where it was said.
+    fn insert(self, own: &mut Vec<OsString>) -> Result<(), String> {
+        let Some(at) = self.at else {
+            return Ok(());
+        };
+        let [keys, values] =
+            [self.keys, self.values].map(|kept| kept.unwrap_or_else(|| CACHE_TYPE_DEFAULT.into()));
+        if keys != values {
+            return Err(format!(
+                "-ctk {} with -ctv {}: emel keeps keys and values alike; give both the same type, or --kv",
+                keys.display(),
+                values.display()
+            ));
+        }
+        own.splice(at..at, ["--kv".into(), keys]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spelt(line: &str) -> Result<String, String> {
+        let words = in_own_terms(line.split(' ').map(OsString::from).collect())?;
+        let words: Vec<_> = words.iter().filter_map(|word| word.to_str()).collect();
+        Ok(words.join(" "))
+    }
+
+    #[test]
+    fn options_are_renamed_unless_they_are_values() {
+        for (line, expected) in [
+            (
+                "emel-run m -cnv -sys -st -st -p -cnv -- -cnv",
+                "emel-run m --conversation --system-prompt -st --single-turn -p -cnv -- -cnv",
+            ),
+            ("emel-run -m a.gguf -p b", "emel-run a.gguf -p b"),
+            ("emel eval --model=a.gguf -p -m", "emel eval a.gguf -p -m"),
+            ("emel-run m -ngl 0 -n 3", "emel-run m -n 3"),
+            ("emel-run m --n-predict 3", "emel-run m --predict 3"),
+            ("emel-run m", "emel-run m"),
+            ("emel-run -m", "emel-run"),
+        ] {
+            assert_eq!(spelt(line).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn keys_and_values_that_are_kept_alike_are_one_option() {
+        for (line, expected) in [
+            (
+                "emel eval m -ctk q8_0 -p a -ctv q8_0 -- b",
+                "emel eval m --kv q8_0 -p a -- b",
+            ),
+            ("emel-run -ctv f16 m", "emel-run --kv f16 m"),
+        ] {
+            assert_eq!(spelt(line).unwrap(), expected);
+        }
+        let refused = spelt("emel-run m -ctk q8_0").unwrap_err();
+        assert!(refused.contains("-ctk q8_0 with -ctv f16"), "{refused}");
+    }
+
+    #[test]
+    fn options_without_a_counterpart_say_what_is_done_instead() {
+        for (line, part) in [
+            (
+                "emel-run m -ngl 99",
+                "-ngl 99: emel computes on the processor",
+            ),
+            ("emel-run m -ngl", "emel computes on the processor"),
+            ("emel-run m -b 512", "-b: emel takes as many tokens"),
+            ("emel-run m --prompt-cache f", "--session FILE"),
+            ("emel-run m --mlock", "--ram-budget"),
+        ] {
+            let refused = spelt(line).unwrap_err();
+            assert!(refused.contains(part), "{refused}");
+        }
+    }
+}
