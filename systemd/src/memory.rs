@@ -48,6 +48,15 @@ impl Memory {
         )
     }
 
+    /// Bytes that the machine has (`MemTotal`).
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn total(&self) -> Result<u64, SystemError> {
+        let path = self.proc.join("meminfo");
+        kibibytes(&path, &read(&path)?, "MemTotal", "a line `MemTotal: N kB`")
+    }
+
     /// This process's own memory. Page cache is not in it.
     ///
     /// # Errors
@@ -123,6 +132,7 @@ mod tests {
         let root = root_with("proc/meminfo", text);
         let memory = Memory::with_root(root.path());
         assert_eq!(memory.available().unwrap(), 102_400);
+        assert_eq!(memory.total().unwrap(), 204_800);
     }
 
     #[test]
