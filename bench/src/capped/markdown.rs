@@ -1,5 +1,6 @@
 //! A report to read.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use emel::budget::in_binary_units;
@@ -23,6 +24,7 @@ impl Report {
         for (name, value) in self.environment_lines() {
             text += &row(&[name.to_owned(), value]);
         }
+        text += &self.drive_table();
         text += "\n## Tokens per second after the first\n\n";
         text += &self.speeds();
         let _ = writeln!(
@@ -44,7 +46,7 @@ impl Report {
             "dense"
         };
         let mut text = format!(
-            "{}, {kind}; a prompt of {} tokens, {} tokens in all after it, {} runs in turns, \
+            "{}, {kind}; a prompt of {} tokens, an answer of {}, {} runs in turns, \
              {} threads, context {}.\n",
             in_binary_units(self.model.file_bytes),
             settings.prompt_tokens,
@@ -128,22 +130,32 @@ impl Report {
                 format!("{}; {}", llama.version, llama.system),
             ));
         }
-        let mut curve = environment.drive.clone();
-        curve.sort_by_key(|point| (point.block_bytes, point.depth));
-        let curve: Vec<String> = curve
-            .iter()
-            .map(|point| {
-                let block = point.block_bytes >> 10;
-                let rate = point.bytes_per_second / MIB;
-                format!("{block} KiB × {}: {rate:.0}", point.depth)
-            })
-            .collect();
-        let curve = match curve.is_empty() {
-            true => "not measured".to_owned(),
-            false => curve.join(", "),
-        };
-        lines.push(("drive, MiB/s by size and number of reads", curve));
         lines
+    }
+
+    /// The drive's rates, a row for each size of reads.
+    fn drive_table(&self) -> String {
+        let points = &self.environment.drive;
+        if points.is_empty() {
+            return "\nThe drive has not been measured.\n".to_owned();
+        }
+        let depths: BTreeSet<usize> = points.iter().map(|point| point.depth).collect();
+        let blocks: BTreeSet<u64> = points.iter().map(|point| point.block_bytes).collect();
+        let mut head = vec!["drive, MiB/s".to_owned()];
+        head.extend(depths.iter().map(|depth| format!("{depth} at a time")));
+        let mut text = format!("\n{}{}", row(&head), rule(head.len()));
+        for block in blocks {
+            let mut cells = vec![format!("{} KiB", block >> 10)];
+            cells.extend(depths.iter().map(|&depth| {
+                let mut points = points.iter();
+                let point = points.find(|it| (it.block_bytes, it.depth) == (block, depth));
+                point.map_or_else(String::new, |it| {
+                    format!("{:.0}", it.bytes_per_second / MIB)
+                })
+            }));
+            text += &row(&cells);
+        }
+        text
     }
 
     fn speeds(&self) -> String {
@@ -168,7 +180,7 @@ impl Report {
                 .map(|(of, to)| format!("{} to {}", of.name(), to.name())),
         );
         let mut text = row(&head);
-        text += &row(&vec!["---".to_owned(); head.len()]);
+        text += &rule(head.len());
         for cap in &self.caps {
             let mut cells = vec![cap.name()];
             cells.extend(lanes.iter().map(|&lane| cap.speed(lane)));
@@ -237,7 +249,7 @@ impl CapReport {
             "max",
         ];
         text += &row(&head.map(str::to_owned));
-        text += &row(&vec!["---".to_owned(); head.len()]);
+        text += &rule(head.len());
         for lane in &self.lanes {
             text += &row(&lane.cells());
         }
@@ -318,6 +330,11 @@ impl LaneReport {
             most(|it| it.max),
         ]
     }
+}
+
+/// What Markdown wants below the head of a table.
+fn rule(columns: usize) -> String {
+    format!("|{}\n", "---|".repeat(columns))
 }
 
 fn in_one_line(message: &str) -> String {

@@ -16,6 +16,8 @@ const LIMIT_COLOUR: RGBColor = RGBColor(120, 120, 120);
 const MIB: f64 = 1024.0 * 1024.0;
 /// Points of the line that the drive's limit is.
 const LIMIT_POINTS: u32 = 200;
+/// Room at the right for the lines' names.
+const NAMES_WIDTH: u32 = 150;
 /// Room above the highest point, for the limit to leave through.
 const HEADROOM: f64 = 1.25;
 
@@ -129,6 +131,7 @@ fn draw_into(
     let mut chart = ChartBuilder::on(&area)
         .caption(title, ("sans-serif", 16))
         .margin(12)
+        .margin_right(NAMES_WIDTH)
         .x_label_area_size(40)
         .y_label_area_size(56)
         .build_cartesian_2d(0.0..width, 0.0..height)?;
@@ -138,36 +141,36 @@ fn draw_into(
         .light_line_style(TRANSPARENT)
         .x_labels(8)
         .y_labels(8)
+        .y_label_formatter(&|value| format!("{}", (value * 100.0).round() / 100.0))
         .x_label_formatter(&|cap| format!("{cap:.0}"))
         .label_style(("sans-serif", 12))
         .draw()?;
-    for line in lines.iter().filter(|line| !line.points.is_empty()) {
-        let style = line
-            .colour
-            .stroke_width(if line.is_measured { 2 } else { 1 });
-        let inside = line
-            .points
-            .iter()
-            .copied()
-            .filter(|point| point.1 <= height);
-        chart.draw_series(LineSeries::new(inside.clone(), style))?;
+    // A line that lies above all that was measured is left out, with its name.
+    let lines: Vec<(&Line, Vec<(f64, f64)>)> = lines
+        .iter()
+        .map(|line| {
+            let inside = line.points.iter().filter(|point| point.1 <= height);
+            (line, inside.copied().collect())
+        })
+        .filter(|(_, points): &(_, Vec<_>)| !points.is_empty())
+        .collect();
+    for (line, points) in &lines {
+        let style = line.colour.stroke_width(2);
+        chart.draw_series(LineSeries::new(points.clone(), style))?;
         if line.is_measured {
-            let dots = inside.map(|point| Circle::new(point, 4, line.colour.filled()));
+            let dots = points.iter();
+            let dots = dots.map(|&point| Circle::new(point, 4, line.colour.filled()));
             chart.draw_series(dots)?;
         }
     }
     drop(chart);
-    for (row, line) in lines
-        .iter()
-        .filter(|line| !line.points.is_empty())
-        .enumerate()
-    {
-        let y = 48 + 18 * row as i32;
+    for (row, (line, _)) in lines.iter().enumerate() {
+        let (x, y) = ((SIZE.0 - NAMES_WIDTH) as i32 + 14, 44 + 20 * row as i32);
         let stroke = line.colour.stroke_width(2);
-        area.draw(&PathElement::new(vec![(84, y), (108, y)], stroke))?;
+        area.draw(&PathElement::new(vec![(x, y), (x + 20, y)], stroke))?;
         let anchor = Pos::new(HPos::Left, VPos::Center);
         let style = TextStyle::from(("sans-serif", 12).into_font()).pos(anchor);
-        area.draw(&Text::new(line.name, (114, y), style))?;
+        area.draw(&Text::new(line.name, (x + 26, y), style))?;
     }
     area.present()?;
     Ok(())
