@@ -205,6 +205,27 @@ fn without_llama_the_other_lanes_run_and_a_line_says_so() {
 }
 
 #[test]
+fn with_no_lane_left_nothing_is_reported() {
+    let (folder, model) = with_model();
+    let model = model.to_str().unwrap();
+    let arguments = [
+        "--model",
+        model,
+        "--memory-max=none",
+        "--lanes",
+        "llama,llama",
+    ];
+    let output = sweep(
+        folder.path(),
+        &[&arguments[..], &["--llama-python", "/no"]].concat(),
+    );
+    let said = said(&output);
+    assert!(!output.status.success(), "{said}");
+    assert_eq!(said.matches("llama.cpp is left out").count(), 1, "{said}");
+    assert!(said.contains("error: no lane is left to run"), "{said}");
+}
+
+#[test]
 fn a_lane_that_cannot_live_in_its_cap_is_reported_as_killed_and_the_others_run() {
     let (folder, model) = with_model();
     let python = llama(folder.path());

@@ -142,7 +142,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         Some(cap_bytes) => runner.probe(cap_bytes)?,
         None => "none".to_owned(),
     };
-    let lanes = Lanes::find(&options.lanes, &runner);
+    let lanes = Lanes::find(&options.lanes, &runner)?;
     evict_all(&subject.files)?;
     let curve = curve(&model, &subject.files).await;
     let mut report = Report {

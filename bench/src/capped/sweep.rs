@@ -107,9 +107,15 @@ pub struct Lanes {
 
 impl Lanes {
     /// Looks for what the lanes need.
-    pub fn find(asked: &[Lane], runner: &Runner) -> Self {
+    ///
+    /// # Errors
+    /// When none can run.
+    pub fn find(asked: &[Lane], runner: &Runner) -> anyhow::Result<Self> {
         let mut lanes = Self::default();
-        for &lane in asked {
+        for (index, &lane) in asked.iter().enumerate() {
+            if asked[..index].contains(&lane) {
+                continue;
+            }
             match lane {
                 Lane::Window => lanes.variants.push(Variant::Window),
                 Lane::Mmap => lanes.variants.push(Variant::Mmap),
@@ -125,7 +131,8 @@ impl Lanes {
                 },
             }
         }
-        lanes
+        ensure!(!lanes.variants.is_empty(), "no lane is left to run");
+        Ok(lanes)
     }
 
     fn skip(&mut self, lane: Lane, reason: String) {
