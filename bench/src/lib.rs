@@ -2,5 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod capped;
 pub mod synth;
 pub mod usage;

@@ -12,6 +12,7 @@ pub mod counting_allocator;
 pub mod expert_slots;
 pub mod files;
 pub mod gguf;
+pub mod page_cache;
 pub mod plan;
 pub mod probe;
 pub mod reader;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use emel_loader::files::{OpenError, OpenFile, OpenFiles};
 use emel_loader::gguf::{Catalog, Extent, TensorType};
+use emel_loader::page_cache::{cached_pages, evict};
 use emel_loader::plan::{Plan, PlanInputs, ROW_SLOTS, Residency, held_bytes};
 use emel_loader::reader::{self, Backend, ReadError, ReadRequest};
 use emel_loader::slots::SlotTable;
@@ -925,29 +926,8 @@ fn a_pass_reads_what_it_streams_and_no_more_than_the_alignment_besides() {
     });
 }
 
-/// Pages of the file that the page cache holds.
-fn cached_pages(path: &Path) -> usize {
-    let file = fs::File::open(path).unwrap();
-    // SAFETY: the mapping is not read; only its pages are asked about.
-    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
-    let mut pages = vec![0_u8; map.len().div_ceil(PAGE)];
-    // SAFETY: the range is the whole mapping, and there is a byte for each of its pages.
-    let code = unsafe {
-        libc::mincore(
-            map.as_ptr().cast_mut().cast(),
-            map.len(),
-            pages.as_mut_ptr().cast(),
-        )
-    };
-    assert_eq!(code, 0);
-    pages.iter().filter(|&&page| page & 1 == 1).count()
-}
-
-fn drop_all_pages(path: &Path) {
-    let file = OpenOptions::new().write(true).open(path).unwrap();
-    file.sync_all().unwrap();
-    let dropped = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
-    nix::fcntl::posix_fadvise(&file, 0, 0, dropped).unwrap();
+fn resident_pages(path: &Path) -> usize {
+    cached_pages(path).unwrap().resident as usize
 }
 
 /// One matrix of 16 MiB in units of 64 KiB, none of which starts on a page.
@@ -978,12 +958,12 @@ fn large_model() -> Model {
 /// Whether a plain read leaves pages of the file in the cache and advice drops them:
 /// not so on a filesystem in memory, or while somebody else has the file mapped.
 fn cache_can_be_dropped(path: &Path) -> bool {
-    drop_all_pages(path);
-    let before = cached_pages(path);
+    evict(path).unwrap();
+    let before = resident_pages(path);
     fs::read(path).unwrap();
-    let between = cached_pages(path);
-    drop_all_pages(path);
-    before == 0 && between > 0 && cached_pages(path) == 0
+    let between = resident_pages(path);
+    evict(path).unwrap();
+    before == 0 && between > 0 && resident_pages(path) == 0
 }
 
 #[test]
@@ -1008,7 +988,7 @@ fn reads_through_the_page_cache_are_right_and_leave_little_in_it() {
             weights.restart();
             // Reads under way have landed when the reader has ended.
             drop(weights);
-            let cached = cached_pages(path);
+            let cached = resident_pages(path);
             let pinned = match backend {
                 Backend::Mmap => plan.pinned_bytes() as usize / PAGE,
                 _ => 0,

@@ -48,6 +48,15 @@ impl Memory {
         )
     }
 
+    /// Bytes that the machine has (`MemTotal`).
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn total(&self) -> Result<u64, SystemError> {
+        let path = self.proc.join("meminfo");
+        kibibytes(&path, &read(&path)?, "MemTotal", "a line `MemTotal: N kB`")
+    }
+
     /// This process's own memory. Page cache is not in it.
     ///
     /// # Errors
@@ -74,6 +83,18 @@ impl Memory {
             .rsplit_once(')')
             .and_then(|(_, fields)| fields.split_whitespace().nth(9)?.parse().ok());
         count.ok_or_else(|| unexpected(&path, &text, "a line `PID (NAME) STATE NUMBER…`"))
+    }
+
+    /// Bytes that this process has had drives read, page faults and O_DIRECT included.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn own_bytes_read(&self) -> Result<u64, SystemError> {
+        let path = self.proc.join("self/io");
+        let text = read(&path)?;
+        let line = text.lines().find_map(|it| it.strip_prefix("read_bytes:"));
+        let bytes = line.and_then(|number| number.trim().parse().ok());
+        bytes.ok_or_else(|| unexpected(&path, &text, "a line `read_bytes: N`"))
     }
 }
 
@@ -111,6 +132,7 @@ mod tests {
         let root = root_with("proc/meminfo", text);
         let memory = Memory::with_root(root.path());
         assert_eq!(memory.available().unwrap(), 102_400);
+        assert_eq!(memory.total().unwrap(), 204_800);
     }
 
     #[test]
@@ -125,6 +147,17 @@ mod tests {
         let root = root_with("proc/meminfo", "MemTotal: 200 kB\n");
         let error = Memory::with_root(root.path()).available().unwrap_err();
         assert!(error.to_string().contains("MemAvailable"));
+    }
+
+    #[test]
+    fn bytes_that_a_drive_read_are_told_from_those_that_were_asked_for() {
+        let text = "rchar: 9000\nwchar: 1\nread_bytes: 8192\nwrite_bytes: 0\n";
+        let root = root_with("proc/self/io", text);
+        let memory = Memory::with_root(root.path());
+        assert_eq!(memory.own_bytes_read().unwrap(), 8192);
+        let root = root_with("proc/self/io", "rchar: 9000\n");
+        let error = Memory::with_root(root.path()).own_bytes_read().unwrap_err();
+        assert!(error.to_string().contains("read_bytes"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Nothing here is fatal: what a machine lacks or does not tell is said in its line.
 
-mod machine;
+pub mod machine;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -57,9 +57,8 @@ pub(super) struct CgroupState {
 
 impl Machine {
     pub(super) fn look() -> Self {
-        let kernel = word_of("/proc/sys/kernel/osrelease");
         Self {
-            kernel: kernel.unwrap_or_else(|| "unknown".to_owned()),
+            kernel: kernel(),
             architecture: std::env::consts::ARCH,
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             processor: processor(),
@@ -130,8 +129,13 @@ fn word_of(path: &str) -> Option<String> {
     text.split_whitespace().next().map(str::to_owned)
 }
 
+/// The kernel's release.
+pub fn kernel() -> String {
+    word_of("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned())
+}
+
 /// The processor's name, where the kernel tells it.
-fn processor() -> Option<String> {
+pub fn processor() -> Option<String> {
     let text = read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
@@ -176,7 +180,7 @@ fn locked_memory_limit() -> Option<u64> {
 }
 
 /// The type of the filesystem that `path` is on: that of the deepest mount point above it.
-pub(super) fn filesystem_type(path: &Path) -> Option<String> {
+pub fn filesystem_type(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     let mounts = read_to_string("/proc/self/mounts").ok()?;
     let mounts = mounts.lines().filter_map(|line| {

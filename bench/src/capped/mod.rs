@@ -1,0 +1,16 @@
+//! The capped benchmark: one model and one prompt through several lanes, each run a process
+//! of its own in a memory cgroup of its own, and a report of them.
+//!
+//! `bench/capped.sh` makes the cgroups, `capped-sweep` runs the lanes ([`run`]) in turns
+//! and writes the report ([`report`], [`markdown`], [`plot`]); `capped-lane` is emel's side.
+
+pub mod cap;
+pub mod drive;
+pub mod environment;
+pub mod group;
+pub mod lane;
+pub mod markdown;
+pub mod plot;
+pub mod report;
+pub mod run;
+pub mod sweep;

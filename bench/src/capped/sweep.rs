@@ -1,0 +1,236 @@
+//! The runs of a sweep in their order: for each cap all lanes in turns, as often as asked.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use emel::RamBudget;
+use emel::blueprint::{Blueprint, Settings};
+use emel::budget::in_binary_units;
+use emel::cli::tell;
+use serde::Deserialize;
+
+use super::cap::Cap;
+use super::lane::{Lane, Variant};
+use super::report::{LaneReport, Llama, Model, Outcome, Run, Skipped};
+use super::run::Runner;
+
+/// More memory than planning for a model in memory takes besides its file.
+const AMPLE_BYTES: u64 = 4 << 30;
+
+/// A model that is to be run, as far as its header tells.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    /// What the report says of it.
+    pub model: Model,
+    /// Its files.
+    pub files: Vec<PathBuf>,
+    /// Tokens of its vocabulary.
+    pub vocabulary: usize,
+}
+
+impl Subject {
+    /// Reads the header of the model at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not supported.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let files = std::fs::metadata(path).map_or(0, |it| it.len());
+        let settings = Settings {
+            ram_budget: RamBudget::Bytes(files.saturating_mul(2).saturating_add(AMPLE_BYTES)),
+            context: Some(1),
+            ..Settings::default()
+        };
+        let blueprint = Blueprint::new(path, settings)?;
+        let units = blueprint.plan.units.iter().map(|unit| unit.extent.bytes);
+        let name = path.file_name().unwrap_or_default();
+        let files = blueprint.catalog.files().iter();
+        Ok(Self {
+            model: Model {
+                name: name.to_string_lossy().into_owned(),
+                file_bytes: blueprint.catalog.file_bytes(),
+                pass_bytes: units.sum(),
+                has_experts: !blueprint.program.expert_uses.is_empty(),
+            },
+            files: files.map(|file| file.path.clone()).collect(),
+            vocabulary: blueprint.program.vocabulary(),
+        })
+    }
+}
+
+/// A cap for a model on this machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SizedCap {
+    /// As it is asked for.
+    pub asked: Cap,
+    /// The limit; none where there is to be none.
+    pub bytes: Option<u64>,
+    /// What emel is told to keep to; nothing without a limit.
+    pub budget_bytes: Option<u64>,
+}
+
+impl SizedCap {
+    /// The cap for a model of `file_bytes`, and a budget in it that is less by a margin.
+    ///
+    /// # Errors
+    /// When there can be no such cap, or the margin leaves nothing of it.
+    pub fn new(
+        asked: Cap,
+        file_bytes: u64,
+        ram_bytes: u64,
+        margin_bytes: u64,
+    ) -> anyhow::Result<Self> {
+        let bytes = asked.bytes(file_bytes, ram_bytes)?;
+        let budget_bytes = bytes.map(|bytes| bytes.saturating_sub(margin_bytes));
+        ensure!(
+            budget_bytes != Some(0),
+            "a margin of {} leaves nothing of the cap {asked}; lower --margin",
+            in_binary_units(margin_bytes),
+        );
+        Ok(Self {
+            asked,
+            bytes,
+            budget_bytes,
+        })
+    }
+}
+
+/// Lanes in their settings, of those that are asked for and can run.
+#[derive(Debug, Clone, Default)]
+pub struct Lanes {
+    /// In the order of the first turn.
+    pub variants: Vec<Variant>,
+    /// The others.
+    pub skipped: Vec<Skipped>,
+    /// llama.cpp, if it is here.
+    pub llama: Option<Llama>,
+}
+
+impl Lanes {
+    /// Looks for what the lanes need.
+    ///
+    /// # Errors
+    /// When none can run.
+    pub fn find(asked: &[Lane], runner: &Runner) -> anyhow::Result<Self> {
+        let mut lanes = Self::default();
+        for (index, &lane) in asked.iter().enumerate() {
+            if asked[..index].contains(&lane) {
+                continue;
+            }
+            match lane {
+                Lane::Window => lanes.variants.push(Variant::Window),
+                Lane::Mmap => lanes.variants.push(Variant::Mmap),
+                Lane::Llama => match find_llama(runner) {
+                    Ok(llama) => {
+                        lanes.variants.push(Variant::Llama);
+                        if llama.has_repacking {
+                            lanes.variants.push(Variant::LlamaRepacked);
+                        }
+                        lanes.llama = Some(llama);
+                    }
+                    Err(error) => lanes.skip(lane, format!("{error:#}")),
+                },
+            }
+        }
+        ensure!(!lanes.variants.is_empty(), "no lane is left to run");
+        Ok(lanes)
+    }
+
+    fn skip(&mut self, lane: Lane, reason: String) {
+        tell(&format!("{} is left out: {reason}", lane.name()));
+        self.skipped.push(Skipped { lane, reason });
+    }
+}
+
+/// What `bench/versus_llama` says of llama.cpp.
+#[derive(Deserialize)]
+struct Described {
+    version: String,
+    system: String,
+    settings: Vec<serde_json::Map<String, serde_json::Value>>,
+}
+
+fn find_llama(runner: &Runner) -> anyhow::Result<Llama> {
+    ensure!(
+        runner.task.llama_python.exists(),
+        "there is no Python that has llama.cpp; run bench/versus_llama once, which installs it, \
+         or name one with --llama-python"
+    );
+    let command = runner.task.describe_llama();
+    let mut process = std::process::Command::new(&command[0]);
+    let done = process.args(&command[1..]).output();
+    let done = done.context("its Python cannot be run; remove it and run bench/versus_llama")?;
+    let (output, said) = (
+        String::from_utf8_lossy(&done.stdout),
+        String::from_utf8_lossy(&done.stderr),
+    );
+    let described: Option<Described> = output
+        .lines()
+        .last()
+        .filter(|_| done.status.success())
+        .and_then(|line| serde_json::from_str(line).ok());
+    let said = said.lines().last().unwrap_or("it said nothing").to_owned();
+    let described = described.with_context(|| format!("it does not load the model: {said}"))?;
+    Ok(Llama {
+        has_repacking: described
+            .settings
+            .iter()
+            .any(|it| it.contains_key("repack")),
+        version: described.version,
+        system: described.system,
+    })
+}
+
+/// Runs the lanes in a cap, as many turns as asked. In each turn another lane comes first.
+/// A lane that does not finish is not tried again in this cap.
+///
+/// # Errors
+/// When a run cannot be made.
+pub fn run_cap(
+    runner: &Runner,
+    variants: &[Variant],
+    turns: usize,
+    cap: &SizedCap,
+) -> anyhow::Result<Vec<LaneReport>> {
+    let mut runs: Vec<Vec<Run>> = variants.iter().map(|_| Vec::new()).collect();
+    for turn in 1..=turns {
+        for place in 0..variants.len() {
+            let index = (place + turn - 1) % variants.len();
+            let of_lane = &mut runs[index];
+            let has_failed = of_lane.last().is_some_and(|run| !run.has_finished());
+            if has_failed {
+                continue;
+            }
+            let outcome = runner.run(variants[index], cap)?;
+            let name = variants[index].name();
+            let outcome_line = summary(&outcome);
+            let asked = cap.asked;
+            tell(&format!("{asked}, turn {turn}, {name}: {outcome_line}"));
+            of_lane.push(Run { turn, outcome });
+        }
+    }
+    let lanes = variants.iter().zip(runs);
+    Ok(lanes
+        .map(|(&variant, runs)| LaneReport::new(variant, runs))
+        .collect())
+}
+
+/// An outcome in a line.
+fn summary(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Finished(figures) => {
+            let group = figures.group.as_ref();
+            let peak = group.and_then(|group| group.peak_bytes);
+            let peak = peak.map_or(String::new(), |it| {
+                format!(", peak {}", in_binary_units(it))
+            });
+            let bytes = figures.bytes_per_token;
+            let read = bytes.map_or(String::new(), |bytes| {
+                format!(", {} read for each", in_binary_units(bytes as u64))
+            });
+            format!("{:.2} tokens/s{read}{peak}", figures.tokens_per_second)
+        }
+        Outcome::OutOfMemory { .. } => "killed for want of memory".to_owned(),
+        Outcome::TimedOut { seconds } => format!("not done after {seconds} s, ended"),
+        Outcome::Failed { message, .. } => format!("failed: {message}"),
+    }
+}
