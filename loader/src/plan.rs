@@ -138,6 +138,8 @@ pub struct Plan {
     pub expert_runs: Vec<ExpertRun>,
     /// Where they are not: the slots that they are read into.
     pub expert_slots: Option<ExpertSlotsPlan>,
+    /// The slots that experts which stay in buffers are left with when memory becomes scarce.
+    pub spare_expert_slots: Option<ExpertSlotsPlan>,
     /// Slots of the ring; none when nothing streams.
     pub slots: usize,
     /// Bytes of a slot, alignment included.
@@ -213,6 +215,9 @@ impl Plan {
         plan.is_mapped = inputs.may_map;
         plan.residency.fill(Residency::Pinned);
         plan.expert_runs = expert_runs(catalog, inputs.experts, SLOT_BYTES_MAX);
+        if !plan.is_mapped {
+            plan.spare_expert_slots = least_expert_slots(catalog, inputs.experts);
+        }
         plan
     }
 
@@ -265,6 +270,7 @@ impl Plan {
             units,
             expert_runs: Vec::new(),
             expert_slots: None,
+            spare_expert_slots: None,
             slots: 0,
             slot_bytes: 0,
             row_slot_bytes: widest_window(row_bytes),

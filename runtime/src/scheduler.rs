@@ -147,7 +147,7 @@ async fn build(
     notices.extend(fallback);
     generator.follow(LiveBudget::new(
         &blueprint.plan,
-        generator.releasable_bytes(),
+        generator.weights(),
         MemoryWatch::own(),
         blueprint.settings.ram_budget == RamBudget::Automatic,
         std::mem::take(&mut blueprint.listener),
@@ -297,15 +297,10 @@ impl From<PassEnd> for Interruption {
 impl Scheduler {
     async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
         loop {
-            let received = if self.generator.has_live_budget() {
-                let received = timeout(POLL_INTERVAL, jobs.recv()).await;
-                // A limit may change while nobody asks for anything.
-                self.generator.follow_budget();
-                let Ok(received) = received else { continue };
-                received
-            } else {
-                jobs.recv().await
-            };
+            let received = timeout(POLL_INTERVAL, jobs.recv()).await;
+            // A limit may change while nobody asks for anything.
+            self.generator.follow_budget();
+            let Ok(received) = received else { continue };
             let Some(job) = received else { return };
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
