@@ -169,12 +169,18 @@ impl Plan {
     pub fn new(catalog: &Catalog, inputs: PlanInputs<'_>) -> Result<Self, PlanError> {
         let items_bytes = sum(&inputs.items);
         let for_weights = inputs.budget_bytes.saturating_sub(items_bytes);
-        let resident = Self::resident(catalog, &inputs);
-        let resident_bytes = resident.total_bytes();
-        if resident_bytes <= inputs.budget_bytes {
-            return Ok(resident);
+        // A mapping counts as the whole file, loaded weights as what of it is computed on.
+        let mut needed_bytes = u64::MAX;
+        for is_mapped in [true, false] {
+            if is_mapped && !inputs.may_map {
+                continue;
+            }
+            let resident = Self::resident(catalog, &inputs, is_mapped);
+            needed_bytes = needed_bytes.min(resident.total_bytes());
+            if resident.total_bytes() <= inputs.budget_bytes {
+                return Ok(resident);
+            }
         }
-        let mut needed_bytes = resident_bytes;
         let expert_slots = least_expert_slots(catalog, inputs.experts);
         if expert_slots.is_some() {
             let mut plan = Self::with_slots_for_experts_only(catalog, &inputs, &expert_slots);
@@ -210,9 +216,9 @@ impl Plan {
     }
 
     /// The plan in which nothing streams.
-    fn resident(catalog: &Catalog, inputs: &PlanInputs<'_>) -> Self {
+    fn resident(catalog: &Catalog, inputs: &PlanInputs<'_>, is_mapped: bool) -> Self {
         let mut plan = Self::without_residency(catalog, inputs, SLOT_BYTES_MAX);
-        plan.is_mapped = inputs.may_map;
+        plan.is_mapped = is_mapped;
         plan.residency.fill(Residency::Pinned);
         plan.expert_runs = expert_runs(catalog, inputs.experts, SLOT_BYTES_MAX);
         if !plan.is_mapped {

@@ -350,6 +350,7 @@ impl Scheduler {
         let is_cancelled = || events.is_closed();
         let stops = || stops.load(Ordering::Acquire);
         let resumed = self.generator.state_mut().resume(&ids);
+        send(&events, Event::Resumed(resumed)).await?;
         let computed = self.prefill(&ids, resumed, &is_cancelled, &stops).await?;
         let prefill = meter.started.elapsed();
 
@@ -375,7 +376,7 @@ impl Scheduler {
                 decode = Meter::start(self);
             }
             let text = detokenizer.push(&self.tokenizer, id).into();
-            send(&events, Token { id, text }).await?;
+            send(&events, Event::Token(Token { id, text })).await?;
             if generated < limit {
                 let position = ids.len() + generated - 1;
                 let batch = Batch {
@@ -549,9 +550,9 @@ impl Scheduler {
     }
 }
 
-async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interruption> {
+async fn send(events: &mpsc::Sender<Event>, event: Event) -> Result<(), Interruption> {
     events
-        .send(Event::Token(token))
+        .send(event)
         .await
         .map_err(|_| Interruption::Cancelled)
 }
