@@ -207,6 +207,9 @@ pub(crate) struct ExpertSlots {
     /// Where reads land; none for a reader that needs no buffers.
     arena: Option<Arc<Arena>>,
     slots: Vec<Slot>,
+    /// How many of them may be used, and how many of the first may have memory.
+    open: usize,
+    held: usize,
     /// Slots with reads that were not begun, in the order of their wishes.
     wanted: VecDeque<usize>,
     reads: [Option<Read>; EXPERT_READS],
@@ -232,6 +235,8 @@ impl ExpertSlots {
             layout,
             arena,
             slots: vec![empty; slots],
+            open: slots,
+            held: slots,
             wanted: VecDeque::with_capacity(slots),
             reads: [None; EXPERT_READS],
         }
@@ -247,6 +252,7 @@ impl ExpertSlots {
 
     /// Gives the slot to an expert, which is to be read. Call [`ExpertSlots::empty`] first.
     pub(crate) fn want(&mut self, slot: usize, id: ExpertId) {
+        assert!(slot < self.open, "slot {slot} is closed");
         let place = &mut self.slots[slot];
         assert_eq!(
             place.content,
@@ -341,7 +347,55 @@ impl ExpertSlots {
         if let Some(Read { slot, is_stale, .. }) = self.reads[read].take() {
             assert!(is_stale, "a read that is wanted was dropped");
             self.slots[slot].stale_reads -= 1;
+            if slot >= self.open {
+                self.give_back_closed();
+            }
         }
+    }
+
+    /// Bytes of a slot.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.layout.slot_bytes as u64
+    }
+
+    /// How many slots there are.
+    pub(crate) fn count(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// How many of the slots may be used: the first ones.
+    pub(crate) fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Lets the first `open` slots be used from now on. The others are to be empty; their
+    /// memory goes back to the kernel, as soon as no read into it is under way.
+    pub(crate) fn set_open(&mut self, open: usize) {
+        let closed = &self.slots[open..];
+        assert!(
+            closed.iter().all(|slot| slot.content == Content::Nothing),
+            "a slot is closed while it is in use"
+        );
+        self.open = open;
+        self.held = self.held.max(open);
+        self.give_back_closed();
+    }
+
+    /// Whether closed slots have memory, because reads into it are under way.
+    pub(crate) fn has_closed_memory(&self) -> bool {
+        self.held > self.open
+    }
+
+    /// One stretch at the arena's end, so that the kernel gets whole huge pages.
+    fn give_back_closed(&mut self) {
+        let is_read_into = |slot: &usize| self.slots[*slot].stale_reads > 0;
+        let last = (self.open..self.held).rev().find(is_read_into);
+        let start = last.map_or(self.open, |slot| slot + 1);
+        if let Some(arena) = &self.arena {
+            let bytes = (self.held - start) * self.layout.slot_bytes;
+            arena.give_back(start * self.layout.slot_bytes, bytes);
+        }
+        self.held = start;
     }
 
     /// A read has failed. Returns its slot, which is to be emptied.
@@ -484,6 +538,42 @@ mod tests {
         let mut slots = slots();
         slots.want(0, ID);
         slots.want(0, OTHER);
+    }
+
+    #[test]
+    fn a_closed_slot_gives_its_memory_back_once_no_read_into_it_is_under_way() {
+        let mut slots = slots();
+        let bytes_of_second = |slots: &ExpertSlots| {
+            let bytes = slots.layout.slot_bytes;
+            let mut buffer = slots.arena.as_ref().unwrap().buffer(bytes, bytes, None);
+            buffer.as_mut_slice().to_vec()
+        };
+        slots.want(1, ID);
+        let first = slots.next_read().unwrap();
+        assert!(!land(&mut slots, first, 7));
+        let second = slots.next_read().unwrap();
+        slots.empty(1);
+        slots.set_open(1);
+        assert!(slots.has_closed_memory());
+        assert!(bytes_of_second(&slots).contains(&7), "still read into");
+        slots.stale_read_ended(second.read);
+        assert!(!slots.has_closed_memory());
+        assert!(bytes_of_second(&slots).iter().all(|&byte| byte == 0));
+        slots.set_open(2);
+        slots.want(1, OTHER);
+        for count in 0..3 {
+            let next = slots.next_read().unwrap();
+            assert_eq!(land(&mut slots, next, 9), count == 2);
+        }
+        assert!(slots.parts(1, OTHER).is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "is closed")]
+    fn a_closed_slot_is_given_to_nobody() {
+        let mut slots = slots();
+        slots.set_open(1);
+        slots.want(1, ID);
     }
 
     #[test]

@@ -138,6 +138,8 @@ pub struct Plan {
     pub expert_runs: Vec<ExpertRun>,
     /// Where they are not: the slots that they are read into.
     pub expert_slots: Option<ExpertSlotsPlan>,
+    /// The slots that experts which stay in buffers are left with when memory becomes scarce.
+    pub spare_expert_slots: Option<ExpertSlotsPlan>,
     /// Slots of the ring; none when nothing streams.
     pub slots: usize,
     /// Bytes of a slot, alignment included.
@@ -167,12 +169,18 @@ impl Plan {
     pub fn new(catalog: &Catalog, inputs: PlanInputs<'_>) -> Result<Self, PlanError> {
         let items_bytes = sum(&inputs.items);
         let for_weights = inputs.budget_bytes.saturating_sub(items_bytes);
-        let resident = Self::resident(catalog, &inputs);
-        let resident_bytes = resident.total_bytes();
-        if resident_bytes <= inputs.budget_bytes {
-            return Ok(resident);
+        // A mapping counts as the whole file, loaded weights as what of it is computed on.
+        let mut needed_bytes = u64::MAX;
+        for is_mapped in [true, false] {
+            if is_mapped && !inputs.may_map {
+                continue;
+            }
+            let resident = Self::resident(catalog, &inputs, is_mapped);
+            needed_bytes = needed_bytes.min(resident.total_bytes());
+            if resident.total_bytes() <= inputs.budget_bytes {
+                return Ok(resident);
+            }
         }
-        let mut needed_bytes = resident_bytes;
         let expert_slots = least_expert_slots(catalog, inputs.experts);
         if expert_slots.is_some() {
             let mut plan = Self::with_slots_for_experts_only(catalog, &inputs, &expert_slots);
@@ -208,11 +216,14 @@ impl Plan {
     }
 
     /// The plan in which nothing streams.
-    fn resident(catalog: &Catalog, inputs: &PlanInputs<'_>) -> Self {
+    fn resident(catalog: &Catalog, inputs: &PlanInputs<'_>, is_mapped: bool) -> Self {
         let mut plan = Self::without_residency(catalog, inputs, SLOT_BYTES_MAX);
-        plan.is_mapped = inputs.may_map;
+        plan.is_mapped = is_mapped;
         plan.residency.fill(Residency::Pinned);
         plan.expert_runs = expert_runs(catalog, inputs.experts, SLOT_BYTES_MAX);
+        if !plan.is_mapped {
+            plan.spare_expert_slots = least_expert_slots(catalog, inputs.experts);
+        }
         plan
     }
 
@@ -265,6 +276,7 @@ impl Plan {
             units,
             expert_runs: Vec::new(),
             expert_slots: None,
+            spare_expert_slots: None,
             slots: 0,
             slot_bytes: 0,
             row_slot_bytes: widest_window(row_bytes),

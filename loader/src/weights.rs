@@ -5,11 +5,12 @@
 //! reads in the order of use and never waits for the token: it runs on through the end
 //! of a pass into the next one, as far as it has slots.
 //!
-//! [`Weights::set_pinned_bytes`] gives pinned units back when memory becomes scarce: from
-//! the next pass on they go through the ring like the others. Those that are wanted again
-//! stay in memory the next time they come through it.
+//! [`Weights::set_kept_bytes`] gives memory back when it becomes scarce: slots of experts,
+//! then pinned units, which go through the ring like the others from the next pass on. Those
+//! that are wanted again stay in memory the next time they come through it.
 
 mod experts;
+mod kept;
 mod pinned;
 mod ring;
 
@@ -112,6 +113,9 @@ pub struct Weights {
     pinned: Pinned,
     ring: Ring,
     experts: Experts,
+    // Slots that experts have at least, and the bytes that the plan has for experts.
+    expert_slots_min: usize,
+    expert_bytes_planned: u64,
     // Whether bytes are released again.
     streams: bool,
     // What each slot was last given to read.
@@ -150,7 +154,8 @@ impl Weights {
         };
         let pinned_arena = arena_of(plan.pinned_bytes() - plan.expert_run_bytes())?;
 
-        let expert_reads = plan.expert_slots.as_ref().map_or(0, |_| EXPERT_READS);
+        let may_read_experts = plan.expert_slots.is_some() || plan.spare_expert_slots.is_some();
+        let expert_reads = if may_read_experts { EXPERT_READS } else { 0 };
         let slot_count = slots + ROW_SLOTS + expert_reads;
         let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
         // Registered buffers take their memory at once, which a spare ring may never need.
@@ -163,6 +168,9 @@ impl Weights {
             .then(|| extents_in_use_max(plan, table.len()));
         let reader = reader::open(backend, files, registered, table.len(), in_use_max)
             .map_err(|source| WeightsError::Reader { backend, source })?;
+        let experts = Experts::new(plan, &arena_of)?;
+        let slots_planned = plan.expert_slots.as_ref();
+        let slots_planned = slots_planned.or(plan.spare_expert_slots.as_ref());
         let mut weights = Self {
             reader,
             files: Arc::clone(files),
@@ -170,7 +178,9 @@ impl Weights {
             units: plan.units.clone(),
             pinned: Pinned::new(plan, pinned_arena, with_buffers),
             ring: Ring::new(plan.units.len(), slots),
-            experts: Experts::new(plan, &arena_of)?,
+            expert_slots_min: slots_planned.map_or(0, |planned| planned.used),
+            expert_bytes_planned: experts.bytes(),
+            experts,
             streams: plan.streams(),
             extents: extents_of(slot_count.max(LOAD_DEPTH)),
             buffers,
@@ -293,34 +303,6 @@ impl Weights {
         self.ring.queue.clear();
         self.ring.rewind();
         self.forget_unfinished_experts();
-    }
-
-    /// Lets pinned units take `bytes` from now on, of those that the plan gives them:
-    /// some are given back at once, or taken again as they are read. Where the plan has
-    /// no ring, one of [`Weights::spare_ring_bytes`] is part of `bytes` that are not all.
-    /// Experts that stay are no part of `bytes`, and are not given back. Called between
-    /// passes.
-    pub fn set_pinned_bytes(&mut self, bytes: u64) {
-        if self.ring.slots == 0 {
-            // A mapping of which nothing is released: its pages are the kernel's to take.
-            return;
-        }
-        let bytes = match bytes < self.pinned.planned_bytes() {
-            true => bytes.saturating_sub(self.spare_ring_bytes()),
-            false => bytes,
-        };
-        for unit in self.pinned.set_bytes(bytes) {
-            self.reader.release(&self.units[unit].extent);
-        }
-    }
-
-    /// Bytes of pinned units that [`Weights::set_pinned_bytes`] can give back: of all that
-    /// the plan has, none where a mapping is used of which nothing is released.
-    pub fn releasable_bytes(&self) -> u64 {
-        match self.ring.slots {
-            0 => 0,
-            _ => self.pinned.planned_bytes(),
-        }
     }
 
     /// Bytes of pinned units, and experts that stay, in memory now, in whole pages.

@@ -163,6 +163,42 @@ fn a_slot_has_the_bytes_of_the_expert_that_was_wanted_last() {
 }
 
 #[test]
+fn slots_that_are_closed_and_opened_while_reads_are_under_way_have_the_experts_bytes() {
+    let model = Model::new();
+    for &backend in READERS.iter() {
+        for has_slots in [true, false] {
+            let mut weights = model.open(has_slots, backend);
+            let releasable = weights.releasable_bytes();
+            // Experts that stay in a mapping are the kernel's to take.
+            assert_eq!(releasable > 0, has_slots || backend.needs_buffers());
+            weights.set_kept_bytes(0);
+            let Some(least) = weights.expert_slots() else {
+                continue;
+            };
+            assert_eq!(least, 2, "as many as a token uses");
+            let mut random = Pcg64::new(13, 1);
+            let mut below = |limit: usize| (random.next_u64() % limit as u64) as usize;
+            for _ in 0..1000 {
+                if below(3) == 0 {
+                    weights.set_kept_bytes(below(releasable as usize + 1) as u64);
+                    assert!(weights.given_back_bytes() <= releasable);
+                }
+                let slot = below(weights.expert_slots().unwrap());
+                let (mixture, expert) = (below(MIXTURES), below(EXPERTS));
+                let id = ExpertId { mixture, expert };
+                weights.want_expert(slot, id);
+                if below(2) == 0 {
+                    block_on(has_landed(&mut weights, slot, id)).unwrap();
+                    model.check(&weights, mixture, PlacedExpert { expert, slot });
+                }
+            }
+            weights.set_kept_bytes(u64::MAX);
+            assert!(weights.expert_slots().unwrap() > least);
+        }
+    }
+}
+
+#[test]
 fn all_experts_stay_where_there_is_room() {
     let model = Model::new();
     for &backend in READERS.iter() {

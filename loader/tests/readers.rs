@@ -195,6 +195,7 @@ impl Model {
         Plan {
             expert_runs: Vec::new(),
             expert_slots: None,
+            spare_expert_slots: None,
             budget_bytes: u64::MAX,
             file_bytes: self.catalog.file_bytes(),
             items: Vec::new(),

@@ -23,7 +23,7 @@ use emel_model::program::Program;
 use emel_model::routing::LossyRouting;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
 use emel_model::tokenizer::Tokenizer;
-use emel_systemd::Memory;
+use emel_systemd::{Memory, MemoryWatch};
 
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
@@ -299,11 +299,16 @@ impl Contents {
                 })?;
         let sampler_bytes = draft.sampler_bytes(shape.context);
         let mut notices = draft.notices(&shape);
-        // What the process has already is part of the plan.
+        // What the process has already is part of the plan, but pages of files are no limit's
+        // raise: no plan has more than its cgroup allows.
         let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
         let available_bytes = available_bytes().unwrap_or(u64::MAX);
         notices.extend(lossy::notice(&settings.lossy, &plan));
-        notices.extend(scarcity(&plan, available_bytes.saturating_add(own_bytes)));
+        let limit = MemoryWatch::own().limit().unwrap_or(u64::MAX);
+        notices.extend(scarcity(
+            &plan,
+            available_bytes.saturating_add(own_bytes).min(limit),
+        ));
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
         Ok(Blueprint {

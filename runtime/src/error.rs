@@ -56,7 +56,7 @@ pub enum Error {
     #[error(
         "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or {shorten}{}",
         path.display(),
-        budget_found(*budget_bytes, *needed_bytes),
+        in_mebibytes(*budget_bytes),
         needed_bytes.div_ceil(1 << 20),
         without_profile(*profile_bytes)
     )]
@@ -220,12 +220,25 @@ fn without_profile(profile_bytes: u64) -> String {
     }
 }
 
-/// The budget as people write it; in bytes where rounding would make it look large
-/// enough.
-fn budget_found(budget_bytes: u64, needed_bytes: u64) -> String {
-    if needed_bytes.saturating_sub(budget_bytes) < 1 << 20 {
-        format!("{budget_bytes} bytes")
-    } else {
-        in_binary_units(budget_bytes)
+/// A budget in the unit of the smallest that works, rounded down so that it never looks
+/// large enough.
+fn in_mebibytes(bytes: u64) -> String {
+    match (bytes >> 20, bytes % (1 << 20) * 10 >> 20) {
+        (0, 0) => "less than 0.1M".to_owned(),
+        (whole, 0) => format!("{whole}M"),
+        (whole, tenths) => format!("{whole}.{tenths}M"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_never_looks_as_large_as_the_smallest_that_works() {
+        let found = |bytes| in_mebibytes(bytes);
+        assert_eq!(found(1), "less than 0.1M");
+        assert_eq!(found(500 << 20), "500M");
+        assert_eq!(found((3 << 30) - 1), "3071.9M");
     }
 }

@@ -105,37 +105,29 @@ impl Generator {
         })
     }
 
-    /// Has pinned weights given back and taken again from now on, as memory allows.
-    pub(crate) fn follow(&mut self, live_budget: Option<LiveBudget>) {
-        self.live_budget = live_budget;
+    /// Has weights given back and taken again from now on, as memory allows.
+    pub(crate) fn follow(&mut self, live_budget: LiveBudget) {
+        self.live_budget = Some(live_budget);
     }
 
-    /// Whether memory is looked at at all.
-    pub(crate) fn has_live_budget(&self) -> bool {
-        self.live_budget.is_some()
-    }
-
-    /// Bytes of pinned weights that can be given back.
-    pub(crate) fn releasable_bytes(&self) -> u64 {
-        self.weights.releasable_bytes()
+    /// The weights of this generator.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
     }
 
     /// Looks what memory allows, between two passes.
     pub(crate) fn follow_budget(&mut self) {
-        if let Some(bytes) = self.live_budget.as_mut().and_then(LiveBudget::poll) {
-            self.weights.set_pinned_bytes(bytes);
+        match self.live_budget.as_mut().and_then(LiveBudget::poll) {
+            Some(bytes) => self.set_kept_bytes(bytes),
+            None => self.weights.give_back_landed(),
         }
     }
 
-    /// Lets pinned weights take so many bytes of what the plan gives them from the next
-    /// pass on, as [`Weights::set_pinned_bytes`] says.
-    pub fn set_pinned_bytes(&mut self, bytes: u64) {
-        self.weights.set_pinned_bytes(bytes);
-    }
-
-    /// Bytes of pinned weights in memory now.
-    pub fn pinned_bytes(&self) -> u64 {
-        self.weights.pinned_bytes()
+    /// Lets weights take so many bytes of what the plan gives them from the next pass on, as
+    /// [`Weights::set_kept_bytes`] says.
+    pub fn set_kept_bytes(&mut self, bytes: u64) {
+        self.weights.set_kept_bytes(bytes);
+        self.experts.follow_slots(&self.weights);
     }
 
     /// Runs one pass over `batch`; `next` is the pass expected after it. The logits

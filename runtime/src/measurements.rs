@@ -47,6 +47,14 @@ pub struct DamagedError {
     found: String,
 }
 
+/// A file of measurements cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub struct KeepError {
+    path: PathBuf,
+    source: io::Error,
+}
+
 /// The folder of measurements.
 #[derive(Debug, Clone)]
 pub struct Measurements {
@@ -87,15 +95,30 @@ impl Measurements {
             .map(|points| Curve { points }))
     }
 
-    /// Keeps what `backend` reaches on the drive that `model` is on.
+    /// Keeps what `backend` reaches on the drive that `model` is on, and with it the points
+    /// that are kept and that `curve` lacks: little memory leaves some out.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn keep_drive(&self, model: &Path, backend: Backend, curve: &Curve) -> io::Result<PathBuf> {
-        let path = self.drive_path(model, backend);
-        let path = path.ok_or_else(|| io::Error::other("the filesystem has no id"))?;
+    pub fn keep_drive(
+        &self,
+        model: &Path,
+        backend: Backend,
+        curve: &Curve,
+    ) -> Result<PathBuf, KeepError> {
+        let id = filesystem_id(model).map_err(|source| KeepError {
+            path: model.to_owned(),
+            source,
+        })?;
+        let path = self.path_of_filesystem(&id, backend);
+        let kept = self.drive(model, backend).ok().flatten();
+        let is_new = |old: &Point| {
+            let mut points = curve.points.iter();
+            !points.any(|it| (it.block_bytes, it.depth) == (old.block_bytes, old.depth))
+        };
+        let kept = kept.unwrap_or_default().points.into_iter().filter(is_new);
         let mut text = format!("{DRIVE_HEAD}\n");
-        for point in &curve.points {
+        for point in curve.points.iter().copied().chain(kept) {
             let Point {
                 block_bytes,
                 depth,
@@ -134,7 +157,7 @@ impl Measurements {
         kernels: &str,
         threads: usize,
         rates: &ComputeRates,
-    ) -> io::Result<PathBuf> {
+    ) -> Result<PathBuf, KeepError> {
         let mut all = rates.bytes_per_second.clone();
         let kept = self.compute(kernels, threads).ok().flatten();
         let others = kept.unwrap_or_default().bytes_per_second;
@@ -159,8 +182,12 @@ impl Measurements {
 
     fn drive_path(&self, model: &Path, backend: Backend) -> Option<PathBuf> {
         let filesystem = filesystem_id(model).ok()?;
-        let name = format!("drive-{filesystem}-{}.txt", backend.name());
-        Some(self.folder.join(name))
+        Some(self.path_of_filesystem(&filesystem, backend))
+    }
+
+    fn path_of_filesystem(&self, id: &str, backend: Backend) -> PathBuf {
+        self.folder
+            .join(format!("drive-{id}-{}.txt", backend.name()))
     }
 
     fn compute_path(&self, kernels: &str, threads: usize) -> PathBuf {
@@ -168,12 +195,17 @@ impl Measurements {
     }
 
     /// The file is there whole or not at all.
-    fn write(&self, path: PathBuf, text: &str) -> io::Result<PathBuf> {
-        std::fs::create_dir_all(&self.folder)?;
-        let mut file = NamedTempFile::new_in(&self.folder)?;
-        file.write_all(text.as_bytes())?;
-        file.persist(&path).map_err(|error| error.error)?;
-        Ok(path)
+    fn write(&self, path: PathBuf, text: &str) -> Result<PathBuf, KeepError> {
+        let written = || {
+            std::fs::create_dir_all(&self.folder)?;
+            let mut file = NamedTempFile::new_in(&self.folder)?;
+            file.write_all(text.as_bytes())?;
+            file.persist(&path).map_err(|error| error.error)
+        };
+        match written() {
+            Ok(_) => Ok(path),
+            Err(source) => Err(KeepError { path, source }),
+        }
     }
 }
 
@@ -201,6 +233,9 @@ fn read<T>(
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Ok(None),
+        // Another user's, which is nothing to tell at every run: it is measured anew, and
+        // replaced where the folder allows it.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) => return Err(damaged(format!("cannot be read ({error})"))),
     }
     let mut lines = text.lines();
@@ -260,6 +295,23 @@ mod tests {
     }
 
     #[test]
+    fn points_that_a_poorer_curve_lacks_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = Measurements::in_folder(folder.path().to_owned());
+        kept.keep_drive(folder.path(), Backend::Ring, &curve())
+            .unwrap();
+        let mut poorer = curve();
+        poorer.points.truncate(1);
+        poorer.points[0].bytes_per_second = 3e9;
+        kept.keep_drive(folder.path(), Backend::Ring, &poorer)
+            .unwrap();
+        let mut expected = curve();
+        expected.points[0].bytes_per_second = 3e9;
+        let found = kept.drive(folder.path(), Backend::Ring).unwrap();
+        assert_eq!(found, Some(expected));
+    }
+
+    #[test]
     fn rates_of_formats_are_added_to_those_of_others() {
         let folder = tempfile::tempdir().unwrap();
         let kept = Measurements::in_folder(folder.path().to_owned());
@@ -313,10 +365,10 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         let kept = Measurements::in_folder(file.join("emel"));
         assert!(!kept.is_writable());
-        assert!(
-            kept.keep_drive(folder.path(), Backend::Ring, &curve())
-                .is_err()
-        );
+        let refused = kept.keep_drive(folder.path(), Backend::Ring, &curve());
+        let message = refused.unwrap_err().to_string();
+        let path = file.join("emel");
+        assert!(message.starts_with(path.to_str().unwrap()), "{message}");
         assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);
         assert!(Measurements::in_folder(folder.path().join("a/b")).is_writable());
     }

@@ -16,7 +16,6 @@ use crate::usage::{ExpertUsage, LossyUsage, Spent, Usage, milliseconds, rate};
 
 /// What is the same in every request's usage.
 pub(crate) struct FixedUsage {
-    pinned_bytes: u64,
     ring_bytes: u64,
     slot_bytes: u64,
     expert_slots: Option<ExpertSlotsPlan>,
@@ -43,10 +42,9 @@ impl FixedUsage {
     ) -> Self {
         let plan = &blueprint.plan;
         Self {
-            pinned_bytes: plan.pinned_bytes(),
             ring_bytes: plan.ring_bytes(),
             slot_bytes: plan.slot_bytes as u64,
-            expert_slots: plan.expert_slots.clone(),
+            expert_slots: (plan.expert_slots.clone()).or_else(|| plan.spare_expert_slots.clone()),
             lossy: blueprint.settings.lossy,
             choices_per_token: blueprint
                 .program
@@ -89,6 +87,7 @@ pub(crate) fn usage(
     let first_token = decode.started - meter.started;
     let decode_seconds = after_first.time.as_secs_f64();
     let fixed = &scheduler.fixed;
+    let weights = scheduler.generator.weights();
     Usage {
         seed: counts.seed,
         prompt_tokens: counts.prompt,
@@ -103,12 +102,12 @@ pub(crate) fn usage(
             .bytes_read
             .checked_div(counts.passes as u64)
             .unwrap_or(0),
-        pinned_bytes: scheduler.generator.pinned_bytes(),
-        given_back_bytes: fixed.pinned_bytes - scheduler.generator.pinned_bytes(),
+        pinned_bytes: weights.pinned_bytes(),
+        given_back_bytes: weights.given_back_bytes(),
         ring_bytes: fixed.ring_bytes,
         slot_bytes: fixed.slot_bytes,
-        experts: fixed.expert_slots.as_ref().map(|planned| ExpertUsage {
-            slots: planned.slots,
+        experts: weights.expert_slots().zip(fixed.expert_slots.as_ref()).map(|(slots, planned)| ExpertUsage {
+            slots,
             slot_bytes: planned.layout.slot_bytes as u64,
             of_experts: planned.layout.experts(),
             hits: after_first.experts.hits,

@@ -1,11 +1,12 @@
 //! How fast a plan would decode, from what has been measured of the drive and the
 //! kernels.
 //!
-//! Reading and computing overlap, so a token takes as long as the slower of the two, and
-//! what cannot overlap: the ring's slots run dry or full wherever units that stay and
-//! units that stream do not come in turns.
+//! Reading and computing overlap wherever units go through the ring: a token takes as long
+//! as the slower of the two, and what it costs to hand each read over. Experts are another
+//! matter. Which ones a layer needs is known only when it has been routed, so its misses are
+//! read while its hits are computed, and nothing else is.
 
-use emel_loader::expert_slots::EXPERT_PARTS;
+use emel_loader::expert_slots::{EXPERT_PARTS, ExpertUse};
 use emel_loader::plan::{ExpertSlotsPlan, Plan, Residency};
 use emel_loader::probe::READ_SECONDS;
 
@@ -25,18 +26,81 @@ pub struct Prediction {
 
 impl Prediction {
     /// The prediction for a blueprint that streams, if its drive has been measured and
-    /// `rates` has the formats of its weights.
+    /// `rates` has the formats of its weights. Of experts, all are taken to be as likely to
+    /// be chosen.
     pub fn new(blueprint: &Blueprint, rates: &ComputeRates) -> Option<Self> {
-        let compute_seconds = compute_seconds(blueprint, rates)?;
         let rate = drive_bytes_per_second(blueprint)?;
-        let (bytes, reads) = token_reads(&blueprint.plan);
-        let read_seconds = bytes / rate + reads * READ_SECONDS;
+        let plan = &blueprint.plan;
+        let units = Seconds {
+            reading: plan.streamed_bytes() as f64 / rate,
+            computing: units_compute_seconds(blueprint, rates)?,
+        };
+        let streamed = (plan.residency.iter()).filter(|it| **it == Residency::Streamed);
+        let mut seconds = units.overlapped() + streamed.count() as f64 * READ_SECONDS;
+        let mut all = units;
+        let planned = plan.expert_slots.as_ref();
+        for (mixture, experts) in blueprint.program.expert_uses.iter().enumerate() {
+            let computing = expert_compute_seconds(blueprint, rates, experts)?;
+            let reading = planned.map_or(0.0, |it| it.layout.expert_bytes(mixture) as f64 / rate);
+            let expert = Seconds { reading, computing };
+            let miss_share = planned.map_or(0.0, miss_share);
+            let used = experts.used as f64;
+            seconds += mixture_seconds(expert, experts.used, miss_share);
+            all.reading += used * miss_share * reading;
+            all.computing += used * computing;
+        }
         Some(Self {
-            tokens_per_second: 1.0 / token_seconds(read_seconds, compute_seconds),
-            read_seconds,
-            compute_seconds,
+            tokens_per_second: 1.0 / seconds,
+            read_seconds: all.reading,
+            compute_seconds: all.computing,
         })
     }
+}
+
+/// What it takes to read and to compute something.
+#[derive(Debug, Clone, Copy)]
+struct Seconds {
+    reading: f64,
+    computing: f64,
+}
+
+impl Seconds {
+    /// If one goes on beside the other.
+    fn overlapped(self) -> f64 {
+        self.reading.max(self.computing)
+    }
+}
+
+/// The part of a token's experts that are not in memory, if all are as likely to be chosen.
+fn miss_share(planned: &ExpertSlotsPlan) -> f64 {
+    let experts = planned.layout.experts();
+    (experts - planned.slots.min(experts)) as f64 / experts.max(1) as f64
+}
+
+/// Time of a mixture in which each of `used` experts is missing with the chance
+/// `miss_share`, on average: hits are computed while misses are read, and the last of these
+/// when it has landed. The reads of a layer begin and end with a drive that has nothing else
+/// to do.
+fn mixture_seconds(expert: Seconds, used: usize, miss_share: f64) -> f64 {
+    let computing = used as f64 * expert.computing;
+    let mut seconds = 0.0;
+    for misses in 0..=used {
+        let (hits, reads) = ((used - misses) as i32, misses as f64);
+        let chance = combinations(used, misses)
+            * miss_share.powi(misses as i32)
+            * (1.0 - miss_share).powi(hits);
+        let reading = match misses {
+            0 => 0.0,
+            _ => 2.0 * READ_SECONDS + reads * expert.reading + expert.computing,
+        };
+        seconds += chance * computing.max(reading);
+    }
+    seconds
+}
+
+fn combinations(of: usize, taken: usize) -> f64 {
+    let factor = |index: usize| (of - index) as f64 / (index + 1) as f64;
+    (0..taken).map(factor).product()
 }
 
 /// What the drive gives to a blueprint's ring, or else to its slots for experts, if it
@@ -53,38 +117,11 @@ pub fn drive_bytes_per_second(blueprint: &Blueprint) -> Option<f64> {
     }
 }
 
-/// Bytes that a token reads, and in how many reads; of experts, if all are as likely to be
-/// chosen.
-fn token_reads(plan: &Plan) -> (f64, f64) {
-    let units = plan.streamed_bytes() as f64;
-    let unit_reads = units / mean_read_bytes(plan).max(1) as f64;
-    let Some(planned) = &plan.expert_slots else {
-        return (units, unit_reads);
-    };
-    let experts = planned.expected_bytes_per_token() as f64;
-    let expert_reads = experts / expert_read_bytes(planned).max(1) as f64;
-    (units + experts, unit_reads + expert_reads)
-}
-
 /// Bytes of a part of an expert, on average.
 fn expert_read_bytes(experts: &ExpertSlotsPlan) -> u64 {
     let reads = experts.layout.mixtures() * experts.used * EXPERT_PARTS;
     experts.bytes_per_token() / reads.max(1) as u64
 }
-
-/// The longer of the two, and the part of the other that does not hide behind it.
-fn token_seconds(read_seconds: f64, compute_seconds: f64) -> f64 {
-    let (longer, shorter) = if read_seconds > compute_seconds {
-        (read_seconds, compute_seconds)
-    } else {
-        (compute_seconds, read_seconds)
-    };
-    longer + shorter * SERIAL_PART
-}
-
-/// The part of the shorter time that is added to the longer one, as measured with a model
-/// of 1.7 GB in budgets from 500 to 1550 MiB.
-const SERIAL_PART: f64 = 0.25;
 
 /// Bytes of a streamed unit, on average.
 fn mean_read_bytes(plan: &Plan) -> u64 {
@@ -95,20 +132,65 @@ fn mean_read_bytes(plan: &Plan) -> u64 {
     plan.streamed_bytes() / (streamed.count() as u64).max(1)
 }
 
-/// Time in which the weights of a pass are gone through; of a mixture of experts, those
-/// of the experts that a token goes to.
-fn compute_seconds(blueprint: &Blueprint, rates: &ComputeRates) -> Option<f64> {
-    let program = &blueprint.program;
-    let every_token = program.uses.iter().map(|weight| (weight.tensor, 1.0));
-    let experts = program.expert_uses.iter().flat_map(|mixture| {
-        let part = mixture.used as f64 / mixture.experts.max(1) as f64;
-        mixture.tensors.map(|tensor| (tensor, part))
-    });
-    let mut seconds = 0.0;
-    for (tensor, part) in every_token.chain(experts) {
-        let tensor = &blueprint.catalog.tensors()[tensor];
-        let rate = rates.of(tensor.tensor_type.name())?;
-        seconds += part * tensor.extent.bytes as f64 / rate;
+/// Time in which the weights that every token goes through are computed on.
+fn units_compute_seconds(blueprint: &Blueprint, rates: &ComputeRates) -> Option<f64> {
+    let uses = blueprint.program.uses.iter();
+    let seconds = uses.map(|weight| tensor_seconds(blueprint, rates, weight.tensor));
+    seconds.sum()
+}
+
+/// The same for one expert of a mixture.
+fn expert_compute_seconds(
+    blueprint: &Blueprint,
+    rates: &ComputeRates,
+    experts: &ExpertUse,
+) -> Option<f64> {
+    let tensors = experts.tensors.iter();
+    let seconds = tensors.map(|&tensor| tensor_seconds(blueprint, rates, tensor));
+    let all: Option<f64> = seconds.sum();
+    all.map(|all| all / experts.experts.max(1) as f64)
+}
+
+fn tensor_seconds(blueprint: &Blueprint, rates: &ComputeRates, tensor: usize) -> Option<f64> {
+    let tensor = &blueprint.catalog.tensors()[tensor];
+    let rate = rates.of(tensor.tensor_type.name())?;
+    Some(tensor.extent.bytes as f64 / rate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXPERT: Seconds = Seconds {
+        reading: 7e-4,
+        computing: 1e-4,
+    };
+
+    #[track_caller]
+    fn assert_near(found: f64, expected: f64) {
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found}, not {expected}");
     }
-    Some(seconds)
+
+    #[test]
+    fn experts_in_memory_are_only_computed_and_others_are_read_first() {
+        assert_near(mixture_seconds(EXPERT, 8, 0.0), 8e-4);
+        let all = 2.0 * READ_SECONDS + 8.0 * 7e-4 + 1e-4;
+        assert_near(mixture_seconds(EXPERT, 8, 1.0), all);
+    }
+
+    #[test]
+    fn misses_of_a_layer_hide_behind_its_hits_only_as_far_as_these_take() {
+        let one_of_two = 2.0 * READ_SECONDS + 7e-4 + 1e-4;
+        let both = 2.0 * READ_SECONDS + 2.0 * 7e-4 + 1e-4;
+        let expected = 0.25 * 2e-4 + 0.5 * one_of_two + 0.25 * both;
+        assert_near(mixture_seconds(EXPERT, 2, 0.5), expected);
+        let slow = Seconds { computing: 1e-2, ..EXPERT };
+        assert_near(mixture_seconds(slow, 8, 0.1), 8e-2);
+    }
+
+    #[test]
+    fn combinations_are_those_of_pascals_triangle() {
+        let row: Vec<f64> = (0..=4).map(|taken| combinations(4, taken)).collect();
+        assert_eq!(row, [1.0, 4.0, 6.0, 4.0, 1.0]);
+    }
 }

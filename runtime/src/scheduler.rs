@@ -147,7 +147,7 @@ async fn build(
     notices.extend(fallback);
     generator.follow(LiveBudget::new(
         &blueprint.plan,
-        generator.releasable_bytes(),
+        generator.weights(),
         MemoryWatch::own(),
         blueprint.settings.ram_budget == RamBudget::Automatic,
         std::mem::take(&mut blueprint.listener),
@@ -299,15 +299,10 @@ impl From<PassEnd> for Interruption {
 impl Scheduler {
     async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
         loop {
-            let received = if self.generator.has_live_budget() {
-                let received = timeout(POLL_INTERVAL, jobs.recv()).await;
-                // A limit may change while nobody asks for anything.
-                self.generator.follow_budget();
-                let Ok(received) = received else { continue };
-                received
-            } else {
-                jobs.recv().await
-            };
+            let received = timeout(POLL_INTERVAL, jobs.recv()).await;
+            // A limit may change while nobody asks for anything.
+            self.generator.follow_budget();
+            let Ok(received) = received else { continue };
             let Some(job) = received else { return };
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
@@ -362,6 +357,7 @@ impl Scheduler {
         let is_cancelled = || events.is_closed();
         let stops = || stops.load(Ordering::Acquire);
         let resumed = self.generator.state_mut().resume(&ids);
+        send(&events, Event::Resumed(resumed)).await?;
         let computed = self.prefill(&ids, resumed, &is_cancelled, &stops).await?;
         let prefill = meter.started.elapsed();
 
@@ -387,7 +383,7 @@ impl Scheduler {
                 decode = Meter::start(self);
             }
             let text = detokenizer.push(&self.tokenizer, id).into();
-            send(&events, Token { id, text }).await?;
+            send(&events, Event::Token(Token { id, text })).await?;
             if generated < limit {
                 let position = ids.len() + generated - 1;
                 let batch = Batch {
@@ -559,9 +555,9 @@ impl Scheduler {
     }
 }
 
-async fn send(events: &mpsc::Sender<Event>, token: Token) -> Result<(), Interruption> {
+async fn send(events: &mpsc::Sender<Event>, event: Event) -> Result<(), Interruption> {
     events
-        .send(Event::Token(token))
+        .send(event)
         .await
         .map_err(|_| Interruption::Cancelled)
 }

@@ -25,6 +25,8 @@ pub struct Token {
 }
 
 pub(crate) enum Event {
+    /// So many tokens of the prompt need not be computed.
+    Resumed(usize),
     Token(Token),
     Failed(Error),
     Finished(Box<Usage>),
@@ -34,6 +36,7 @@ pub(crate) enum Event {
 /// next step and is then ready for another.
 pub struct TokenStream {
     events: Receiver<Event>,
+    resumed_tokens: Option<usize>,
     usage: Option<Usage>,
     is_over: bool,
     stops: Arc<AtomicBool>,
@@ -49,6 +52,7 @@ impl TokenStream {
     ) -> Self {
         Self {
             events,
+            resumed_tokens: None,
             usage: None,
             is_over: false,
             stops,
@@ -72,6 +76,12 @@ impl TokenStream {
         self.stops.store(true, Ordering::Release);
     }
 
+    /// How many tokens of the prompt the engine had computed before; known from the first
+    /// token on.
+    pub fn resumed_tokens(&self) -> Option<usize> {
+        self.resumed_tokens
+    }
+
     /// What the request has cost, once the stream is over.
     pub fn usage(&self) -> Option<&Usage> {
         self.usage.as_ref()
@@ -85,11 +95,16 @@ impl Stream for TokenStream {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let Poll::Ready(event) = self.events.poll_recv(context) else {
-            return Poll::Pending;
+        let event = loop {
+            match self.events.poll_recv(context) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Event::Resumed(tokens))) => self.resumed_tokens = Some(tokens),
+                Poll::Ready(event) => break event,
+            }
         };
         self.is_over = !matches!(event, Some(Event::Token(_)));
         Poll::Ready(match event {
+            Some(Event::Resumed(_)) => unreachable!("taken above"),
             Some(Event::Token(token)) => Some(Ok(token)),
             Some(Event::Failed(error)) => Some(Err(error)),
             Some(Event::Finished(usage)) => {

@@ -1,4 +1,4 @@
-//! Pinned weights that are given back and taken again between tokens change no bit.
+//! Weights that are given back and taken again between tokens change no bit.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
@@ -12,30 +12,43 @@ use emel_loader::weights::Pass;
 use emel_model::forward::Batch;
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{READERS, block_on, settings, smallest_budget};
+use rand_core::Rng;
+use rand_pcg::Pcg64;
 
 const TOKENS: usize = 24;
 
-/// The bits of the logits of every token, with `share` of so many parts of the pinned
-/// bytes allowed before each.
-fn logits(name: &str, backend: Backend, roomy: bool, share: impl Fn(u64) -> u64) -> Vec<Vec<u32>> {
+/// A plan for the smallest budget and so much more.
+fn planned(name: &str, backend: Backend, more_bytes: u64) -> Blueprint {
     let model = fixture("arch").join(name);
     let mut settings = settings(0, 64);
     settings.io = Io::Only(backend);
     let smallest = smallest_budget(&model, &settings);
-    let more = if roomy { 1 << 30 } else { 60_000 };
-    settings.ram_budget = RamBudget::Bytes(smallest + more);
-    let blueprint = Blueprint::new(&model, settings).unwrap();
-    let planned = blueprint.plan.pinned_bytes();
-    assert!(planned > 0);
+    settings.ram_budget = RamBudget::Bytes(smallest + more_bytes);
+    Blueprint::new(&model, settings).unwrap()
+}
+
+/// The bits of the logits of every token. Before each, `share` of so many parts of what can
+/// be given back may be kept; nothing changes where it says nothing.
+fn logits(
+    blueprint: &Blueprint,
+    backend: Backend,
+    mut share: impl FnMut(u64) -> Option<u64>,
+) -> Vec<Vec<u32>> {
     block_on(async {
         let files = OpenFiles::open_model(blueprint.catalog.files(), backend.needs_buffers());
         let files = Arc::new(files.unwrap());
-        let mut generator = Generator::build(&blueprint, &files, backend, &mut |_| {})
+        let mut generator = Generator::build(blueprint, &files, backend, &mut |_| {})
             .await
             .unwrap();
+        let releasable = generator.weights().releasable_bytes();
         let mut all = Vec::new();
         for position in 0..TOKENS {
-            generator.set_pinned_bytes(planned / PARTS * share(position as u64));
+            if let Some(parts) = share(position as u64) {
+                generator.set_kept_bytes(releasable * parts / PARTS);
+                let given_back = generator.weights().given_back_bytes();
+                let is_kept = parts == PARTS || releasable == 0;
+                assert!(given_back > 0 || is_kept, "{parts} of {releasable}");
+            }
             let batch = Batch {
                 tokens: &[1 + position as u32],
                 position,
@@ -49,22 +62,63 @@ fn logits(name: &str, backend: Backend, roomy: bool, share: impl Fn(u64) -> u64)
     })
 }
 
-/// All of the pinned bytes, in the parts that `logits` counts in.
+/// All that can be given back, in the parts that `logits` counts in.
 const PARTS: u64 = 8;
 
 #[test]
 fn shrinking_and_growing_between_tokens_changes_no_bit() {
     for name in ["llama-untied.gguf", "qwen3moe.gguf"] {
-        let expected = logits(name, READERS[0], true, |_| PARTS);
+        let resident = planned(name, READERS[0], 1 << 30);
+        let expected = logits(&resident, READERS[0], |_| None);
         for &backend in READERS.iter() {
-            for roomy in [false, true] {
-                let steady = logits(name, backend, roomy, |_| PARTS);
+            for more_bytes in [60_000, 1 << 30] {
+                let plan = planned(name, backend, more_bytes);
+                let steady = logits(&plan, backend, |_| Some(PARTS));
                 assert!(steady == expected, "{name}, {}", backend.name());
-                let shrinking = logits(name, backend, roomy, |token| PARTS - token.min(PARTS));
+                let shrinking = |token: u64| Some(PARTS - token.min(PARTS));
+                let shrinking = logits(&plan, backend, shrinking);
                 assert!(shrinking == expected, "{name}, {}", backend.name());
-                let jumping = logits(name, backend, roomy, |token| token * 5 % (PARTS + 1));
+                let jumping = |token| Some(token * 5 % (PARTS + 1));
+                let jumping = logits(&plan, backend, jumping);
                 assert!(jumping == expected, "{name}, {}", backend.name());
             }
+        }
+    }
+}
+
+/// How a mixture is planned: which of these are found in a range of budgets.
+fn kind(blueprint: &Blueprint) -> usize {
+    let plan = &blueprint.plan;
+    match (&plan.expert_slots, plan.slots) {
+        (None, _) => 0,
+        (Some(_), 0) => 1,
+        (Some(_), _) => 2,
+    }
+}
+
+#[test]
+fn experts_given_back_and_taken_again_at_random_tokens_change_no_bit() {
+    const SEED: u128 = 0x5107;
+    const STEPS: u64 = 12;
+    println!("seed {SEED:#x}");
+    let mut random = Pcg64::new(SEED, 1);
+    for name in ["qwen3moe.gguf", "mixtral.gguf", "deepseek2.gguf"] {
+        let resident = planned(name, READERS[0], 1 << 30);
+        let expected = logits(&resident, READERS[0], |_| None);
+        for &backend in READERS.iter() {
+            let mut found = [false; 3];
+            let smallest = planned(name, backend, 0).plan.budget_bytes;
+            let range = resident.plan.total_bytes() + 100_000 - smallest;
+            for step in 0..=STEPS {
+                let more_bytes = range * step / STEPS;
+                let plan = planned(name, backend, more_bytes);
+                found[kind(&plan)] = true;
+                let mut at_random =
+                    |_| (random.next_u64() % 3 == 0).then(|| random.next_u64() % (PARTS + 1));
+                let bits = logits(&plan, backend, &mut at_random);
+                assert!(bits == expected, "{name}, {}, {more_bytes}", backend.name());
+            }
+            assert_eq!(found, [true; 3], "{name}: resident, in slots, all streamed");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The experts of a model in memory: all of them for good, or those that have a slot.
 
+mod release;
+
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,7 +13,7 @@ use crate::expert_slots::{
     EXPERT_PARTS, EXPERT_READS, ExpertBytes, ExpertId, ExpertSlots, NextRead,
 };
 use crate::gguf::Extent;
-use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held};
+use crate::plan::{ExpertRun, ExpertSlotsPlan, Plan, ROW_SLOTS, held};
 use crate::reader::ReadError;
 
 /// Experts that a step computes on at a time.
@@ -44,6 +46,8 @@ pub(super) struct Resident {
     given_bytes: usize,
     /// Bytes of all of them, in whole pages.
     bytes: u64,
+    /// The slots that they are left with when memory becomes scarce.
+    spare: Option<ExpertSlotsPlan>,
 }
 
 impl Experts {
@@ -64,6 +68,7 @@ impl Experts {
                 arena,
                 given_bytes: 0,
                 bytes,
+                spare: plan.spare_expert_slots.clone(),
             }));
         };
         let slots = ExpertSlots::new(planned.layout.clone(), planned.slots, arena);

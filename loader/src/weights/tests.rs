@@ -152,6 +152,7 @@ fn scripted(seed: u64, fails_one_in: usize) -> (Weights, Script) {
         residency: vec![Residency::Streamed; UNITS],
         expert_runs: Vec::new(),
         expert_slots: None,
+        spare_expert_slots: None,
         slots: SLOTS,
         slot_bytes: 2 * PAGE_BYTES,
         row_slot_bytes: PAGE_BYTES,
@@ -167,6 +168,8 @@ fn scripted(seed: u64, fails_one_in: usize) -> (Weights, Script) {
         pinned: Pinned::new(&plan, Arena::new(0).unwrap(), true),
         ring: Ring::new(UNITS, SLOTS),
         experts: Experts::new(&plan, &|_| Ok(Arena::new(0).unwrap())).unwrap(),
+        expert_slots_min: 0,
+        expert_bytes_planned: 0,
         streams: true,
         extents: extents_of(SLOTS + ROW_SLOTS),
         buffers: SlotBuffers {

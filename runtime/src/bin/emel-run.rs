@@ -225,7 +225,8 @@ async fn continue_text(
         .transpose()
         .context("cannot be told of signals (Ctrl-C)")?;
     let mut stream = engine.generate(request).await?;
-    let (signal, printed) = print_answer(&mut stream, interrupts.as_mut()).await?;
+    let restored = saved.map(|path| (path, restored));
+    let (signal, printed) = print_answer(&mut stream, interrupts.as_mut(), restored).await?;
     let usage = stream.usage().cloned();
     // If it goes on all the same, it stops when nobody listens any more.
     drop(stream);
@@ -238,13 +239,6 @@ async fn continue_text(
         None => None,
     };
     if let Some(usage) = usage {
-        if let Some(path) = saved.filter(|_| usage.resumed_tokens < restored) {
-            cli::notice(&format!(
-                "{}: {} of the session's {restored} tokens could be used for this prompt",
-                path.display(),
-                usage.resumed_tokens
-            ));
-        }
         cli::note_full_context(&usage, max_tokens, engine.description().context);
         on_usage(&usage);
     }
@@ -262,10 +256,12 @@ async fn continue_text(
 /// Prints tokens as they come. Returns the signal that has ended the answer, and whether all
 /// could be printed: if nobody reads any more, the answer ends and is kept as far as it came.
 /// The first signal has the pass that runs completed, because a recurrent state cannot go back
-/// to before it; the second does not wait for it.
+/// to before it; the second does not wait for it. Of a `restored` session, a file and its
+/// tokens, it is said first if not all of it is of use.
 async fn print_answer(
     stream: &mut TokenStream,
     mut interrupts: Option<&mut Interrupts>,
+    mut restored: Option<(&Path, usize)>,
 ) -> anyhow::Result<(Option<EndSignal>, anyhow::Result<()>)> {
     let spinner = cli::spinner("reading the prompt");
     let mut ending = None;
@@ -280,6 +276,15 @@ async fn print_answer(
             },
         };
         spinner.finish_and_clear();
+        if let Some((path, tokens)) = restored.take()
+            && let Some(resumed) = stream.resumed_tokens()
+            && resumed < tokens
+        {
+            let path = path.display();
+            cli::notice(&format!(
+                "{path}: {resumed} of the session's {tokens} tokens are reused"
+            ));
+        }
         match event {
             Event::Token(token) => {
                 if printed.is_ok() {

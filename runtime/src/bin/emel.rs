@@ -222,8 +222,8 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
             let expected = streamed + experts.expected_bytes_per_token;
             writeln!(
                 output,
-                "read      {:>11}  per token if all experts are as likely, {} at most and less if \
-                 some are chosen often: {}",
+                "read      {:>11}  per token if all experts are as likely, {} at most: {}; less \
+                 is read, and faster, where some are chosen often",
                 size(expected),
                 size(streamed + experts.bytes_per_token),
                 speed(&report, expected)

@@ -1,17 +1,20 @@
 //! `emel doctor`: what this machine allows, what its drive gives, and what runs make of it.
 //!
-//! Nothing here is fatal: what a machine lacks or does not tell is said in its line.
+//! Nothing here is fatal but a path that is not there: what a machine lacks or does not tell
+//! is said in its line.
 
 pub mod machine;
 
 use std::fmt::Write as _;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::bail;
 use clap::Args;
 use emel_kernels::{Format, Kernels};
 use emel_loader::files::OpenFiles;
-use emel_loader::gguf::Catalog;
+use emel_loader::gguf::{Catalog, GgufError};
 use emel_loader::probe::{self, Curve, Limits, Point};
 use emel_loader::reader::{Backend, registers_buffers};
 use serde::Serialize;
@@ -24,13 +27,17 @@ use crate::budget::{available_bytes, in_binary_units};
 use crate::compute_probe;
 use crate::measurements::{ComputeRates, Measurements};
 
+/// Files of a folder that are tried, the largest first.
+const MODELS_MAX: usize = 16;
+
 /// What measuring may take of the memory that is there, as a divisor.
 const MEMORY_SHARE: u64 = 4;
 
 /// Options of `emel doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorOptions {
-    /// A model, or a folder that has one: its drive is measured
+    /// A model whose drive is measured, or a folder: with the largest model in it that is on
+    /// the folder's own filesystem
     #[arg(default_value = ".")]
     path: PathBuf,
 
@@ -97,8 +104,15 @@ struct CurvePoint {
 /// later runs, and prints it.
 ///
 /// # Errors
-/// When standard output does not take it.
+/// When there is nothing at the path, or standard output does not take it.
 pub async fn run(options: &DoctorOptions) -> anyhow::Result<()> {
+    let path = &options.path;
+    if let Err(error) = std::fs::metadata(path) {
+        bail!(
+            "{}: {error}; name a model, or a folder that has one",
+            path.display()
+        );
+    }
     let spinner = spinner("measuring");
     let report = Report::make(options).await;
     spinner.finish_and_clear();
@@ -171,51 +185,59 @@ struct Subject {
 impl Subject {
     /// The model at `path`, or the largest in the folder.
     fn find(path: &Path) -> Self {
-        let problem = |text: String| Self {
-            problem: Some(text),
+        let found = match path.is_dir() {
+            true => Self::in_folder(path),
+            false => Self::of_model(path).map_err(|error| error.to_string()),
+        };
+        found.unwrap_or_else(|problem| Self {
+            problem: Some(problem),
             ..Self::default()
-        };
-        let model = if path.is_dir() {
-            match largest_model(path) {
-                Some(model) => model,
-                None => {
-                    let folder = path.display();
-                    return problem(format!(
-                        "{folder}: no model here; name one to measure its drive"
-                    ));
-                }
-            }
-        } else {
-            path.to_owned()
-        };
-        match Catalog::open(&model) {
-            Ok(catalog) => {
-                let ids = catalog.tensors().iter().filter(|it| it.dims.len() > 1);
-                let mut formats: Vec<Format> = ids
-                    .filter_map(|it| Format::from_ggml_type(it.tensor_type.id()))
-                    .collect();
-                formats.sort_by_key(|format| format.ggml_type());
-                formats.dedup();
-                Self {
-                    files: catalog.files().iter().map(|it| it.path.clone()).collect(),
-                    formats,
-                    problem: None,
-                }
-            }
-            Err(error) => problem(error.to_string()),
-        }
+        })
     }
-}
 
-fn largest_model(folder: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(folder).ok()?;
-    let models = entries.filter_map(|entry| {
-        let path = entry.ok()?.path();
-        let is_model = path.extension().is_some_and(|it| it == "gguf");
-        let found = std::fs::metadata(&path).ok().filter(|_| is_model)?;
-        Some((found.len(), path))
-    });
-    models.max().map(|(_, path)| path)
+    fn of_model(path: &Path) -> Result<Self, GgufError> {
+        let catalog = Catalog::open(path)?;
+        let matrices = catalog.tensors().iter().filter(|it| it.dims.len() > 1);
+        let mut formats: Vec<Format> = matrices
+            .filter_map(|it| Format::from_ggml_type(it.tensor_type.id()))
+            .collect();
+        formats.sort_by_key(|format| format.ggml_type());
+        formats.dedup();
+        Ok(Self {
+            files: catalog.files().iter().map(|it| it.path.clone()).collect(),
+            formats,
+            problem: None,
+        })
+    }
+
+    /// Tells the drive of the folder only by models that are on it, and not by what links
+    /// lead to.
+    fn in_folder(folder: &Path) -> Result<Self, String> {
+        let name = folder.display();
+        let failed = |error: std::io::Error| format!("{name}: {error}");
+        let device = std::fs::metadata(folder).map_err(failed)?.dev();
+        let entries = std::fs::read_dir(folder).map_err(failed)?;
+        let models = entries.filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let is_named_so = path.extension().is_some_and(|it| it == "gguf");
+            let found = std::fs::metadata(&path).ok().filter(|_| is_named_so)?;
+            (found.is_file() && found.dev() == device).then_some((found.len(), path))
+        });
+        let mut models: Vec<(u64, PathBuf)> = models.collect();
+        models.sort_unstable_by(|a, b| b.cmp(a));
+        let mut problem = None;
+        for (_, path) in models.iter().take(MODELS_MAX) {
+            match Self::of_model(path) {
+                Ok(found) if !found.formats.is_empty() => return Ok(found),
+                // A vocabulary, or a shard that is not the first.
+                Ok(_) => {}
+                Err(error) => problem = problem.or(Some(error.to_string())),
+            }
+        }
+        Err(problem.unwrap_or_else(|| {
+            format!("{name}: no model on its filesystem here; name one to measure its drive")
+        }))
+    }
 }
 
 fn measure_rates(subject: &Subject, threads: usize, memory_bytes: u64) -> Option<ComputeRates> {

@@ -68,6 +68,8 @@ pub struct ExpertCache {
     /// The slot of each expert, `[layers, experts]`.
     slots: Vec<u32>,
     free: Vec<u32>,
+    /// How many slots there are now.
+    open: u32,
     uses: Vec<Uses>,
     weights: [f32; WEIGHTS.len()],
     /// The share of each average that a token leaves.
@@ -98,6 +100,7 @@ impl ExpertCache {
             shape,
             slots: vec![NONE; shape.all()],
             free: (0..slots).rev().collect(),
+            open: slots,
             uses: vec![uses; shape.all()],
             weights: WEIGHTS,
             kept: HALF_LIVES.map(|tokens| 0.5_f32.powf(1.0 / tokens)),
@@ -122,6 +125,26 @@ impl ExpertCache {
             uses.chance = uses.chance(&self.weights);
             uses.next = uses.chance;
         }
+        self.coldest.fill(Coldest::Unknown);
+    }
+
+    /// Has the first `slots` slots from now on, of those that it was made with. Experts in
+    /// others are forgotten. Called between passes.
+    ///
+    /// # Panics
+    /// When there are fewer than a token uses in a layer, or more than at first.
+    pub fn set_slots(&mut self, slots: usize) {
+        assert!(slots >= self.shape.used, "too few slots for a layer");
+        assert!(slots <= self.free.capacity(), "more slots than at first");
+        let (before, slots) = (self.open, slots as u32);
+        for slot in &mut self.slots {
+            if *slot >= slots {
+                *slot = NONE;
+            }
+        }
+        self.free.retain(|&slot| slot < slots);
+        self.free.extend((before..slots).rev());
+        self.open = slots;
         self.coldest.fill(Coldest::Unknown);
     }
 
@@ -365,6 +388,23 @@ mod tests {
                 assert_consistent(&cache, slots);
             }
         }
+    }
+
+    #[test]
+    fn a_cache_that_shrinks_and_grows_forgets_who_has_no_slot() {
+        let mut seed = 11;
+        let most = SHAPE.all();
+        let mut cache = ExpertCache::new(SHAPE, most);
+        for round in 0..500 {
+            step(&mut cache, round % SHAPE.layers, &any_two(&mut seed));
+            let slots = 2 + (seed >> 16) as usize % (most - 1);
+            if round % 3 == 0 {
+                cache.set_slots(slots);
+                assert_consistent(&cache, slots);
+            }
+        }
+        cache.set_slots(most);
+        assert_consistent(&cache, most);
     }
 
     #[test]

@@ -63,6 +63,8 @@ struct Needed {
 pub struct ExpertDemand {
     /// Where experts have slots.
     slots: Option<Slots>,
+    /// Where none have, but all may be given back for fewer.
+    spare_slots: Option<Slots>,
     /// In rising order.
     needed: Vec<Needed>,
     /// How the choices of tokens that are decoded may be changed.
@@ -82,15 +84,17 @@ impl ExpertDemand {
     /// Nothing is in the slots of `plan` yet; [`ExpertDemand::relax`] goes by `lossy`.
     pub fn new(program: &Program, plan: &Plan, lossy: LossyRouting) -> Self {
         let shape = mixture_shape(program);
-        let with_slots = |planned: &ExpertSlotsPlan| Slots {
-            cache: ExpertCache::new(shape, planned.slots),
+        let with_slots = |planned: &ExpertSlotsPlan, slots| Slots {
+            cache: ExpertCache::new(shape, slots),
             expert_bytes: (0..shape.layers)
                 .map(|mixture| planned.layout.expert_bytes(mixture))
                 .collect(),
             chosen: Vec::with_capacity(shape.experts),
         };
         Self {
-            slots: plan.expert_slots.as_ref().map(with_slots),
+            slots: (plan.expert_slots.as_ref()).map(|planned| with_slots(planned, planned.slots)),
+            spare_slots: (plan.spare_expert_slots.as_ref())
+                .map(|planned| with_slots(planned, shape.all())),
             needed: Vec::with_capacity(shape.experts),
             lossy,
             statistics: ExpertStatistics::default(),
@@ -103,6 +107,19 @@ impl ExpertDemand {
         let lists = shape.experts * (size_of::<Needed>() + size_of::<usize>());
         let of_mixtures = shape.layers * size_of::<u64>();
         (ExpertCache::required_bytes(shape, shape.all()) + lists + of_mixtures) as u64
+    }
+
+    /// Goes by the slots that `weights` has for experts now. Called between passes.
+    pub fn follow_slots(&mut self, weights: &Weights) {
+        let Some(slots) = weights.expert_slots() else {
+            return;
+        };
+        if self.slots.is_none() {
+            self.slots = self.spare_slots.take();
+        }
+        if let Some(Slots { cache, .. }) = &mut self.slots {
+            cache.set_slots(slots);
+        }
     }
 
     /// What experts have cost so far.

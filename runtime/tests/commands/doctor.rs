@@ -1,6 +1,7 @@
 //! `emel doctor`, and what `emel plan` makes of what it has kept.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use emel_loader::files::filesystem_id;
@@ -26,10 +27,12 @@ fn the_machine_is_described_whatever_the_path() {
             llama().as_path(),
             "bytes are too few to measure a drive with",
         ),
-        (Path::new("no/such.gguf"), "no/such.gguf: "),
         (folder.path(), "text.gguf: "),
         (text.as_path(), "text.gguf: "),
-        (empty.path(), "no model here; name one to measure its drive"),
+        (
+            empty.path(),
+            "no model on its filesystem here; name one to measure its drive",
+        ),
     ] {
         let found = doctor(path);
         let told = found["drive"]["problem"].as_str().unwrap();
@@ -42,6 +45,41 @@ fn the_machine_is_described_whatever_the_path() {
         // The cache folder of these tests cannot be made.
         assert_eq!(found["kept_in"], serde_json::json!([]));
     }
+}
+
+#[test]
+fn a_path_that_is_not_there_is_an_error() {
+    let output = emel("doctor", Path::new("no/such.gguf"), ["--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("no/such.gguf: No such file"), "{message}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_folder_is_measured_by_its_largest_model_whatever_else_it_has() {
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("model.gguf");
+    fs::copy(llama(), &model).unwrap();
+    fs::write(folder.path().join("broken.gguf"), vec![0; 2 << 20]).unwrap();
+    fs::create_dir(folder.path().join("folder.gguf")).unwrap();
+    // On another filesystem, whose speed tells nothing.
+    std::os::unix::fs::symlink("/proc/cpuinfo", folder.path().join("link.gguf")).unwrap();
+    let found = doctor(folder.path());
+    assert_eq!(found["drive"]["file"].as_str(), model.to_str());
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_is_told_as_such() {
+    let folder = TempDir::new().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o000)).unwrap();
+    if fs::read_dir(folder.path()).is_ok() {
+        eprintln!("skipped: this user may read all folders");
+        return;
+    }
+    let found = doctor(folder.path());
+    let told = found["drive"]["problem"].as_str().unwrap();
+    assert!(told.contains("Permission denied"), "{told}");
 }
 
 #[test]
