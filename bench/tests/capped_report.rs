@@ -84,6 +84,7 @@ fn report(caps: Vec<CapReport>, has_experts: bool) -> Report {
             via: "systemd".to_owned(),
             prompt_tokens: 64,
             tokens: 32,
+            temperature: 0.0,
             context: 97,
             runs: 3,
             threads: 2,
@@ -96,6 +97,7 @@ fn report(caps: Vec<CapReport>, has_experts: bool) -> Report {
             ram_bytes: 8 << 30,
             kernel: "6.1".to_owned(),
             filesystem: Some("ext4".to_owned()),
+            read_ahead_bytes: Some(128 << 10),
             drive: vec![DrivePoint {
                 block_bytes: 1 << 20,
                 depth: 8,

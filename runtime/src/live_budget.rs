@@ -253,13 +253,19 @@ mod tests {
         let (mut policy, now) = policy(false);
         assert_eq!(kept(policy.decide(None, None, now)), None);
         assert_eq!(kept(policy.decide(Some(100 * MIB), None, now)), None);
-        assert_eq!(kept(policy.decide(Some(70 * MIB), None, now)), Some(50 * MIB));
+        assert_eq!(
+            kept(policy.decide(Some(70 * MIB), None, now)),
+            Some(50 * MIB)
+        );
         assert_eq!(
             policy.line(80 * MIB),
             "gave back 30.0 MiB of weights, 50.0 MiB more may stay: the memory limit is now 70.0 MiB"
         );
         assert_eq!(kept(policy.decide(Some(70 * MIB), None, now)), None);
-        assert_eq!(kept(policy.decide(Some(60 * MIB), None, now)), Some(40 * MIB));
+        assert_eq!(
+            kept(policy.decide(Some(60 * MIB), None, now)),
+            Some(40 * MIB)
+        );
         // Less than everything else needs: nothing more can be given.
         assert_eq!(kept(policy.decide(Some(MIB), None, now)), Some(0));
         assert_eq!(
@@ -292,10 +298,16 @@ mod tests {
     #[test]
     fn a_limit_that_rises_is_used_after_a_moment() {
         let (mut policy, now) = policy(false);
-        assert_eq!(kept(policy.decide(Some(50 * MIB), None, now)), Some(30 * MIB));
+        assert_eq!(
+            kept(policy.decide(Some(50 * MIB), None, now)),
+            Some(30 * MIB)
+        );
         assert_eq!(kept(policy.decide(Some(90 * MIB), None, now)), None);
         let later = now + TAKE_INTERVAL;
-        assert_eq!(kept(policy.decide(Some(90 * MIB), None, later)), Some(70 * MIB));
+        assert_eq!(
+            kept(policy.decide(Some(90 * MIB), None, later)),
+            Some(70 * MIB)
+        );
         assert_eq!(
             policy.line(30 * MIB),
             "takes again 40.0 MiB of weights, 70.0 MiB more may stay: memory allows it"
@@ -314,7 +326,10 @@ mod tests {
         );
         for left in (0..PRESSURE_STEPS).rev() {
             now += PRESSURE_INTERVAL;
-            assert_eq!(kept(policy.decide(None, Some(50.0), now)), Some(10 * left * MIB));
+            assert_eq!(
+                kept(policy.decide(None, Some(50.0), now)),
+                Some(10 * left * MIB)
+            );
             assert!(policy.line(80 * MIB).ends_with("memory is under pressure"));
             assert_eq!(kept(policy.decide(None, Some(50.0), now)), None);
         }
@@ -327,7 +342,10 @@ mod tests {
         );
         for left in 1..=PRESSURE_STEPS {
             now += PRESSURE_INTERVAL;
-            assert_eq!(kept(policy.decide(None, Some(0.0), now)), Some(10 * left * MIB));
+            assert_eq!(
+                kept(policy.decide(None, Some(0.0), now)),
+                Some(10 * left * MIB)
+            );
         }
     }
 }

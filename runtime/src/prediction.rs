@@ -168,7 +168,10 @@ mod tests {
 
     #[track_caller]
     fn assert_near(found: f64, expected: f64) {
-        assert!((found / expected - 1.0).abs() < 1e-9, "{found}, not {expected}");
+        assert!(
+            (found / expected - 1.0).abs() < 1e-9,
+            "{found}, not {expected}"
+        );
     }
 
     #[test]
@@ -184,7 +187,10 @@ mod tests {
         let both = 2.0 * READ_SECONDS + 2.0 * 7e-4 + 1e-4;
         let expected = 0.25 * 2e-4 + 0.5 * one_of_two + 0.25 * both;
         assert_near(mixture_seconds(EXPERT, 2, 0.5), expected);
-        let slow = Seconds { computing: 1e-2, ..EXPERT };
+        let slow = Seconds {
+            computing: 1e-2,
+            ..EXPERT
+        };
         assert_near(mixture_seconds(slow, 8, 0.1), 8e-2);
     }
 

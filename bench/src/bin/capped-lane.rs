@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Parser;
+use emel::Engine;
 use emel::blueprint::Blueprint;
 use emel::cli::{self, ModelOptions};
-use emel::{Engine, Request};
 use emel_bench::capped::lane::{Answer, Event, Mark};
+use emel_bench::usage::request;
 use emel_systemd::Memory;
 
 /// Answers a prompt of given token ids once, and prints times and reads as JSON
@@ -26,6 +27,10 @@ struct Options {
     /// Tokens to answer with, the first included
     #[arg(long, value_name = "N", default_value_t = 32)]
     tokens: usize,
+
+    /// Temperature at which tokens are drawn; 0 takes the likeliest
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temp: f32,
 }
 
 fn main() -> ExitCode {
@@ -43,10 +48,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let load_seconds = started.elapsed().as_secs_f64();
     mark(Event::Loaded, None)?;
 
-    let mut request = Request::new(options.ids)
-        .greedy()
-        .max_tokens(options.tokens);
-    request.ignore_eos = true;
+    let request = request(&options.ids, options.tokens, options.temp);
     let mut before = Instant::now();
     let mut seconds_since_last = || {
         let now = Instant::now();

@@ -83,6 +83,11 @@ struct Options {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
+    /// Temperature at which tokens are drawn; 0 takes the likeliest, which soon repeat in a
+    /// model of random weights, 1000 draws from all nearly alike
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    temp: f32,
+
     /// Of the random ids of the prompt
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -150,7 +155,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         llama: lanes.llama,
         model: subject.model,
         settings: options.settings(&runner),
-        environment: Environment::look(&model, curve.as_ref())?,
+        environment: Environment::look(&model, runner.drive.as_ref(), curve.as_ref())?,
         skipped: lanes.skipped,
         caps: Vec::new(),
     };
@@ -207,6 +212,7 @@ impl Options {
                 model: model.to_owned(),
                 ids: ids.collect(),
                 tokens: self.tokens.into(),
+                temperature: self.temp,
                 threads: self.threads.map_or(default, usize::from),
                 emel: programs.with_file_name("capped-lane"),
                 llama_python: self.llama_python.clone().unwrap_or(python),
@@ -223,6 +229,7 @@ impl Options {
             via: runner.via.clone(),
             prompt_tokens: runner.task.ids.len(),
             tokens: runner.task.tokens,
+            temperature: runner.task.temperature,
             context: runner.task.context(),
             runs: self.runs.into(),
             threads: runner.task.threads,

@@ -47,6 +47,13 @@ impl Drive {
         Some(Self { folder, device })
     }
 
+    /// By how much the page cache reads ahead (`queue/read_ahead_kb`).
+    pub fn read_ahead_bytes(&self) -> Option<u64> {
+        let text = read_to_string(self.folder.join("queue/read_ahead_kb")).ok()?;
+        let kibibytes: u64 = text.trim().parse().ok()?;
+        kibibytes.checked_mul(1024)
+    }
+
     /// Time for which it had something to do, so far (`io_ticks`, the tenth field of
     /// `Documentation/block/stat.rst`).
     fn busy(&self) -> Option<Duration> {
@@ -136,6 +143,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         write(root.path(), "vda/dev", "254:0\n");
         write(root.path(), "vda/stat", "1 2 3 4 5 6 7 8 9 1500 11\n");
+        write(root.path(), "vda/queue/read_ahead_kb", "128\n");
         write(root.path(), "vda/vda1/partition", "1\n");
         write(root.path(), "vda/vda1/dev", "254:1\n");
         let blocks = root.path().join("block");
@@ -144,6 +152,7 @@ mod tests {
         let drive = Drive::in_folder(&blocks, "254:1").unwrap();
         assert_eq!(drive.device, "254:0");
         assert_eq!(drive.busy(), Some(Duration::from_millis(1500)));
+        assert_eq!(drive.read_ahead_bytes(), Some(128 << 10));
         assert_eq!(Drive::in_folder(&blocks, "0:42"), None);
     }
 

@@ -7,6 +7,8 @@ use emel_loader::probe::Curve;
 use emel_systemd::Memory;
 use serde::Serialize;
 
+use super::drive::Drive;
+
 /// What speeds depend on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Environment {
@@ -20,6 +22,9 @@ pub struct Environment {
     pub kernel: String,
     /// The type of the filesystem that the model is on.
     pub filesystem: Option<String>,
+    /// By how much the page cache reads ahead on that drive: what a mapping's page fault
+    /// brings beside its page.
+    pub read_ahead_bytes: Option<u64>,
     /// The drive's rates, if it has been measured.
     pub drive: Vec<DrivePoint>,
 }
@@ -40,7 +45,11 @@ impl Environment {
     ///
     /// # Errors
     /// When the kernel does not say how much memory there is.
-    pub fn look(model: &Path, curve: Option<&Curve>) -> anyhow::Result<Self> {
+    pub fn look(
+        model: &Path,
+        drive: Option<&Drive>,
+        curve: Option<&Curve>,
+    ) -> anyhow::Result<Self> {
         let points = curve.into_iter().flat_map(|curve| &curve.points);
         Ok(Self {
             processor: processor(),
@@ -48,6 +57,7 @@ impl Environment {
             ram_bytes: Memory::default().total()?,
             kernel: kernel(),
             filesystem: filesystem_type(model),
+            read_ahead_bytes: drive.and_then(Drive::read_ahead_bytes),
             drive: points
                 .map(|point| DrivePoint {
                     block_bytes: point.block_bytes,

@@ -72,6 +72,8 @@ pub struct Task {
     pub ids: Vec<u32>,
     /// Tokens to answer with, the first included.
     pub tokens: usize,
+    /// At which these are drawn; 0 takes the likeliest.
+    pub temperature: f32,
     /// Threads that compute.
     pub threads: usize,
     /// `capped-lane`.
@@ -104,7 +106,8 @@ impl Task {
         let mut command: Vec<OsString> = vec![self.emel.clone().into(), self.model.clone().into()];
         command.extend(["--io", io, "--threads"].map(OsString::from));
         command.extend([self.threads.to_string(), "--tokens".into()].map(OsString::from));
-        command.extend([self.tokens.to_string(), "--ids".into()].map(OsString::from));
+        command.extend([self.tokens.to_string(), "--temp".into()].map(OsString::from));
+        command.extend([self.temperature.to_string(), "--ids".into()].map(OsString::from));
         command.push(ids.join(",").into());
         if let Some(bytes) = budget_bytes {
             command.extend(["--ram-budget".into(), bytes.to_string()].map(OsString::from));
@@ -119,6 +122,7 @@ impl Task {
             "ids": self.ids,
             "answer": true,
             "decode_tokens": self.tokens,
+            "temp": self.temperature,
             "mmap": true,
             "repack": repack,
         });

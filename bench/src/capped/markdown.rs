@@ -46,11 +46,15 @@ impl Report {
             "dense"
         };
         let mut text = format!(
-            "{}, {kind}; a prompt of {} tokens, an answer of {}, {} runs in turns, \
+            "{}, {kind}; a prompt of {} tokens, an answer of {} {}, {} runs in turns, \
              {} threads, context {}.\n",
             in_binary_units(self.model.file_bytes),
             settings.prompt_tokens,
             settings.tokens,
+            match settings.temperature {
+                0.0 => "likeliest ones".to_owned(),
+                temperature => format!("drawn at temperature {temperature}"),
+            },
             settings.runs,
             settings.threads,
             settings.context
@@ -121,6 +125,12 @@ impl Report {
             (
                 "filesystem",
                 environment.filesystem.clone().unwrap_or_else(unknown),
+            ),
+            (
+                "page cache reads ahead",
+                environment
+                    .read_ahead_bytes
+                    .map_or_else(unknown, in_binary_units),
             ),
             ("emel", self.emel.to_owned()),
         ];

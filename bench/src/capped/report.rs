@@ -57,7 +57,7 @@ pub struct Model {
 }
 
 /// What all lanes have in common.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Settings {
     /// How the caps were made: `systemd`, `cgroup2`, `cgroup1`, or `none`.
     pub via: String,
@@ -65,6 +65,8 @@ pub struct Settings {
     pub prompt_tokens: usize,
     /// Tokens of the answer, the first included.
     pub tokens: usize,
+    /// At which these were drawn; 0 takes the likeliest.
+    pub temperature: f32,
     /// Tokens of the context.
     pub context: usize,
     /// Runs of each lane, which take turns.

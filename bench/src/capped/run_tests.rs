@@ -59,6 +59,7 @@ fn runner(capper: &str, lane: &str) -> (TempDir, Runner) {
             model,
             ids: vec![1, 2],
             tokens: 3,
+            temperature: 0.0,
             threads: 1,
             emel: script(folder.path(), "lane", lane),
             llama_python: PathBuf::new(),
