@@ -198,7 +198,10 @@ impl Talk {
         on_usage: &mut impl FnMut(&Usage),
     ) -> anyhow::Result<()> {
         // What was pressed at the keyboard's own line is not meant for this answer.
-        interrupts.has_come().await;
+        match interrupts.has_come().await {
+            None | Some(EndSignal::Interrupt) => {}
+            Some(signal) => return Err(ended_by(signal)),
+        }
         let prompt = self.template.render(&self.conversation)?;
         let description = engine.description();
         let mut request = self.request.clone();

@@ -41,7 +41,8 @@ pub enum Event {
 }
 
 impl EndSignal {
-    const ALL: [Self; 3] = [Self::Interrupt, Self::Terminate, Self::HangUp];
+    /// Of several that have come, the first counts: Ctrl-C may only stop an answer.
+    const ALL: [Self; 3] = [Self::Terminate, Self::HangUp, Self::Interrupt];
 
     fn number(self) -> i32 {
         match self {

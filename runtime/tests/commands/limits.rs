@@ -1,7 +1,7 @@
 //! What the system limits a process to: files, their size, its address space; and Ctrl-C.
 
 use std::fs::{self, OpenOptions};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -134,6 +134,30 @@ fn sigterm_and_sighup_end_a_run_as_an_interrupt_does() {
         }
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn sigterm_ends_a_conversation_that_waits_for_a_message() {
+    let folder = TempDir::new().unwrap();
+    let statistics = folder.path().join("statistics");
+    let mut child = command("emel-run")
+        .arg(llama())
+        .args(words("-cnv -n 4 -p hello --ram-budget 64M --stats-json"))
+        .arg(&statistics)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The answer ends with a line break, and nothing follows it.
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_until(b'\n', &mut Vec::new()).unwrap();
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let notes = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(143), "{notes}");
+    let found: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+    assert_eq!(found["error"], "ended by SIGTERM", "{found}");
 }
 
 #[test]
