@@ -150,7 +150,7 @@ make_io_group() {
   local mount
   mount=$(mount_point blkio)
   [[ -n $mount ]] || return 0
-  io_group=$mount$(own_path blkio)/emel-capped-$$
+  io_group=$mount$(own_path blkio)/emel-capped-io-$$
   mkdir "$io_group" 2>/dev/null || io_group=''
 }
 

@@ -47,8 +47,9 @@ exit $status"#;
 
 /// A runner whose lanes are all the shell script `lane`.
 fn runner(capper: &str, lane: &str) -> (TempDir, Runner) {
-    // Not in memory, as /tmp may be: a run starts with the model out of the page cache.
-    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    // Where this program is there is a drive to put the model out to; /tmp may be in memory.
+    let programs = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir_in(programs.parent().unwrap()).unwrap();
     let model = folder.path().join("model.gguf");
     fs::write(&model, [0; 8192]).unwrap();
     let runner = Runner {
