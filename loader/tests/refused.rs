@@ -147,6 +147,7 @@ fn matrix(folder: &Path) -> (PathBuf, Plan, Vec<u8>) {
         residency: vec![Residency::Streamed; units.len()],
         expert_runs: Vec::new(),
         expert_slots: None,
+        spare_expert_slots: None,
         slots: 4,
         slot_bytes: units.iter().map(held_bytes).max().unwrap() as usize,
         row_slot_bytes: 8192,

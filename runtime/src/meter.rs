@@ -95,17 +95,20 @@ pub(crate) fn usage(
         given_back_bytes: weights.given_back_bytes(),
         ring_bytes: fixed.ring_bytes,
         slot_bytes: fixed.slot_bytes,
-        experts: weights.expert_slots().zip(fixed.expert_slots.as_ref()).map(|(slots, planned)| ExpertUsage {
-            slots,
-            slot_bytes: planned.layout.slot_bytes as u64,
-            of_experts: planned.layout.experts(),
-            hits: after_first.experts.hits,
-            misses: after_first.experts.misses,
-            missed_bytes_per_token: (after_first.experts.missed_bytes)
-                .checked_div(counts.passes as u64)
-                .unwrap_or(0),
-            wait_ms: milliseconds(total.experts.wait),
-        }),
+        experts: weights
+            .expert_slots()
+            .zip(fixed.expert_slots.as_ref())
+            .map(|(slots, planned)| ExpertUsage {
+                slots,
+                slot_bytes: planned.layout.slot_bytes as u64,
+                of_experts: planned.layout.experts(),
+                hits: after_first.experts.hits,
+                misses: after_first.experts.misses,
+                missed_bytes_per_token: (after_first.experts.missed_bytes)
+                    .checked_div(counts.passes as u64)
+                    .unwrap_or(0),
+                wait_ms: milliseconds(total.experts.wait),
+            }),
         kv_bytes: fixed.kv_bytes,
         budget_bytes: fixed.budget_bytes,
         planned_bytes: fixed.planned_bytes,
