@@ -202,15 +202,17 @@ impl Policy {
     /// What to say after a change.
     fn line(&self, before: u64) -> String {
         let size = in_binary_units;
-        let did = match self.kept_bytes.cmp(&before) {
-            Ordering::Less => "gave back ",
-            Ordering::Equal => "",
-            Ordering::Greater => "takes again ",
-        };
-        let weights = match (before.abs_diff(self.kept_bytes), self.kept_bytes) {
-            (0, _) => String::new(),
-            (bytes, 0) => format!("{} of weights, all that can be: ", size(bytes)),
-            (bytes, kept) => format!("{} of weights, {} more may stay: ", size(bytes), size(kept)),
+        let changed = size(before.abs_diff(self.kept_bytes));
+        let did = match (self.kept_bytes.cmp(&before), self.kept_bytes) {
+            (Ordering::Equal, _) => String::new(),
+            (Ordering::Greater, _) => format!("takes again {changed} of weights: "),
+            (Ordering::Less, 0) => format!("gave back {changed} of weights, all that can be: "),
+            (Ordering::Less, kept) => {
+                format!(
+                    "gave back {changed} of weights, {} more can be: ",
+                    size(kept)
+                )
+            }
         };
         let why = match (self.kept_bytes > before, self.limit) {
             (true, _) => "memory allows it".to_owned(),
@@ -228,7 +230,7 @@ impl Policy {
                 )
             }
         };
-        format!("{did}{weights}{why}{rest}")
+        format!("{did}{why}{rest}")
     }
 }
 
@@ -259,7 +261,7 @@ mod tests {
         );
         assert_eq!(
             policy.line(80 * MIB),
-            "gave back 30.0 MiB of weights, 50.0 MiB more may stay: the memory limit is now 70.0 MiB"
+            "gave back 30.0 MiB of weights, 50.0 MiB more can be: the memory limit is now 70.0 MiB"
         );
         assert_eq!(kept(policy.decide(Some(70 * MIB), None, now)), None);
         assert_eq!(
@@ -310,7 +312,7 @@ mod tests {
         );
         assert_eq!(
             policy.line(30 * MIB),
-            "takes again 40.0 MiB of weights, 70.0 MiB more may stay: memory allows it"
+            "takes again 40.0 MiB of weights: memory allows it"
         );
         let later = later + TAKE_INTERVAL;
         assert_eq!(kept(policy.decide(None, None, later)), Some(80 * MIB));

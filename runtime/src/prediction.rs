@@ -33,7 +33,7 @@ impl Prediction {
         let plan = &blueprint.plan;
         let units = Seconds {
             reading: plan.streamed_bytes() as f64 / rate,
-            computing: units_compute_seconds(blueprint, rates)?,
+            computing: units_compute_seconds(blueprint, rates)? * (1.0 + streamed_share(plan)),
         };
         let streamed = (plan.residency.iter()).filter(|it| **it == Residency::Streamed);
         let mut seconds = units.overlapped() + streamed.count() as f64 * READ_SECONDS;
@@ -69,6 +69,13 @@ impl Seconds {
     fn overlapped(self) -> f64 {
         self.reading.max(self.computing)
     }
+}
+
+/// The part of the units' bytes that are read in every pass. They go through memory twice,
+/// when they are read and when they are computed on, and memory is what computing waits for.
+fn streamed_share(plan: &Plan) -> f64 {
+    let all: u64 = plan.units.iter().map(|unit| unit.extent.bytes).sum();
+    plan.streamed_bytes() as f64 / all.max(1) as f64
 }
 
 /// The part of a token's experts that are not in memory, if all are as likely to be chosen.

@@ -113,8 +113,12 @@ fn experts_given_back_and_taken_again_at_random_tokens_change_no_bit() {
                 let more_bytes = range * step / STEPS;
                 let plan = planned(name, backend, more_bytes);
                 found[kind(&plan)] = true;
-                let mut at_random =
-                    |_| (random.next_u64() % 3 == 0).then(|| random.next_u64() % (PARTS + 1));
+                let mut at_random = |_| {
+                    random
+                        .next_u64()
+                        .is_multiple_of(3)
+                        .then(|| random.next_u64() % (PARTS + 1))
+                };
                 let bits = logits(&plan, backend, &mut at_random);
                 assert!(bits == expected, "{name}, {}, {more_bytes}", backend.name());
             }

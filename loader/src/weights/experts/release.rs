@@ -29,7 +29,7 @@ impl Experts {
     }
 
     /// Cuts the memory of experts that stay into slots, if it is theirs alone.
-    fn into_slots(&mut self) {
+    fn cut_into_slots(&mut self) {
         let Self::Resident(resident) = self else {
             return;
         };
@@ -64,7 +64,7 @@ impl Weights {
             if bytes >= self.releasable_expert_bytes() {
                 return;
             }
-            self.experts.into_slots();
+            self.experts.cut_into_slots();
         }
         let Experts::Slots(slots) = &self.experts else {
             return;
