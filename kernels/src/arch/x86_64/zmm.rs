@@ -85,11 +85,105 @@ impl X86<Zmm> {
         out
     }
 
+    /// Two bytes from `OFFSET` of each of eight blocks of four rows: word `4·block + row`. Where
+    /// they begin at an odd address, the one before them and their first.
+    #[inline(always)]
+    fn words_of_four_rows<const B: usize, const OFFSET: usize>(
+        self,
+        rows: [&[[u8; B]; 8]; 4],
+    ) -> __m512i {
+        let places = BlockWords::<B, OFFSET>::STARTS;
+        proven! {
+            // A permutation overwrites its indices, but only those of its row and blocks.
+            let mut words = _mm512_loadu_si512(BlockWords::<B, OFFSET>::INDICES.as_ptr().cast());
+            for (row, blocks) in rows.into_iter().enumerate() {
+                let bytes = blocks.as_flattened();
+                let load = |start: usize| -> __m512i {
+                    let bytes: &[u8; 64] = bytes[start..].first_chunk().expect("inside the blocks");
+                    _mm512_loadu_si512(bytes.as_ptr().cast())
+                };
+                let low = load(places[0]);
+                let high = load(places[1]);
+                if BlockWords::<B, OFFSET>::PER_LOAD == 4 {
+                    let mask = 0x1111_1111 << row;
+                    words = _mm512_mask2_permutex2var_epi16(low, words, mask, high);
+                } else {
+                    words = _mm512_mask2_permutex2var_epi16(low, words, 0x1111 << row, high);
+                    let (low, high) = (load(places[2]), load(places[3]));
+                    let mask = 0x1111_0000 << row;
+                    words = _mm512_mask2_permutex2var_epi16(low, words, mask, high);
+                }
+            }
+            words
+        }
+    }
+
+    /// One byte of each word: the low one, or the high one where the block's shift is 8.
+    #[inline(always)]
+    fn bytes_of_words(self, words: __m512i, shifts: &[u16; 32]) -> __m512i {
+        proven! {
+            let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+            _mm512_and_si512(_mm512_srlv_epi16(words, shifts), _mm512_set1_epi16(255))
+        }
+    }
+
     /// One shift per lane.
     #[inline(always)]
     fn shifts(self, shifts: &[u32; PANEL_ROWS]) -> __m512i {
         proven! { _mm512_loadu_si512(shifts.as_ptr().cast()) }
     }
+}
+
+/// Where the words from byte `OFFSET` of eight blocks of `B` bytes are found in loads of 64 bytes.
+struct BlockWords<const B: usize, const OFFSET: usize>;
+
+impl<const B: usize, const OFFSET: usize> BlockWords<B, OFFSET> {
+    /// Blocks whose words one load has.
+    const PER_LOAD: usize = if 3 * B + OFFSET + 2 <= 64 { 4 } else { 2 };
+
+    /// Whether all words begin where a load's words do.
+    const ALIGNED: bool = B.is_multiple_of(2) && OFFSET.is_multiple_of(2);
+
+    /// Where the loads begin: at the first of their blocks, but none ends behind the last block.
+    const STARTS: [usize; 4] = {
+        let mut starts = [0; 4];
+        let mut load = 0;
+        while load < 8 / Self::PER_LOAD {
+            let (first, last) = (load * Self::PER_LOAD * B, 8 * B - 64);
+            starts[load] = if first < last { first } else { last };
+            load += 1;
+        }
+        starts
+    };
+
+    /// The byte of its load at which block `block`'s word begins.
+    const fn place(block: usize) -> usize {
+        block * B + OFFSET - Self::STARTS[block / Self::PER_LOAD]
+    }
+
+    /// For word `4·block + row`: its place in the load or, 32 higher, in the next one.
+    const INDICES: [u16; 32] = {
+        let mut indices = [0; 32];
+        let mut index = 0;
+        while index < 32 {
+            let block = index / 4;
+            let second = block / Self::PER_LOAD % 2;
+            indices[index] = (32 * second + Self::place(block) / 2) as u16;
+            index += 1;
+        }
+        indices
+    };
+
+    /// How far the word's first byte is up in it: 0 or 8 bits.
+    const SHIFTS: [u16; 32] = {
+        let mut shifts = [0; 32];
+        let mut index = 0;
+        while index < 32 {
+            shifts[index] = (8 * (Self::place(index / 4) % 2)) as u16;
+            index += 1;
+        }
+        shifts
+    };
 }
 
 impl Panels for X86<Zmm> {
@@ -276,6 +370,50 @@ impl Panels for X86<Zmm> {
     }
 
     #[inline(always)]
+    fn words_of_blocks<const B: usize, const OFFSET: usize, const N: usize>(
+        self,
+        rows: &[&[[u8; B]; 8]; PANEL_ROWS],
+    ) -> [__m512i; 8] {
+        let mut fours =
+            [self.words_of_four_rows::<B, OFFSET>([rows[0], rows[1], rows[2], rows[3]]); 4];
+        for (four, rows) in fours.iter_mut().zip(rows.as_chunks().0).skip(1) {
+            *four = self.words_of_four_rows::<B, OFFSET>(*rows);
+        }
+        if N == 1 {
+            for four in &mut fours {
+                *four = self.bytes_of_words(*four, &BlockWords::<B, OFFSET>::SHIFTS);
+            }
+        } else {
+            const { assert!(N == 1 || BlockWords::<B, OFFSET>::ALIGNED) };
+        }
+        proven! {
+            // In 128-bit lanes: sixteen bytes of two blocks of four rows; then of one block.
+            let even = _mm512_unpacklo_epi64(fours[0], fours[1]);
+            let even_2 = _mm512_unpacklo_epi64(fours[2], fours[3]);
+            let odd = _mm512_unpackhi_epi64(fours[0], fours[1]);
+            let odd_2 = _mm512_unpackhi_epi64(fours[2], fours[3]);
+            let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+            let last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+            let pairs = [
+                _mm512_permutex2var_epi64(even, first, even_2),
+                _mm512_permutex2var_epi64(odd, first, odd_2),
+                _mm512_permutex2var_epi64(even, last, even_2),
+                _mm512_permutex2var_epi64(odd, last, odd_2),
+            ];
+            [
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[0])),
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[1])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[0])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[1])),
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[2])),
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[3])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[2])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[3])),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn quad_bits(self, quads: __m512i, shift: u32, mask: u8) -> __m512i {
         proven! {
             let shifted = _mm512_srlv_epi32(quads, _mm512_set1_epi32(shift as i32));
@@ -346,6 +484,17 @@ impl Panels for X86<Zmm> {
     #[inline(always)]
     fn words_as_rows(self, quads: __m512i) -> __m512 {
         proven! { _mm512_castsi512_ps(quads) }
+    }
+
+    #[inline(always)]
+    fn powers_as_rows(self, words: __m512i) -> __m512 {
+        // As the scalar path has it.
+        proven! {
+            let one = _mm512_set1_epi32(1);
+            let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(words, one));
+            let subnormal = _mm512_slli_epi32::<21>(_mm512_add_epi32(words, one));
+            _mm512_castsi512_ps(_mm512_max_epi32(normal, subnormal))
+        }
     }
 
     #[inline(always)]
