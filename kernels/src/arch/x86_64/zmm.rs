@@ -374,17 +374,18 @@ impl Panels for X86<Zmm> {
         self,
         rows: &[&[[u8; B]; 8]; PANEL_ROWS],
     ) -> [__m512i; 8] {
-        let mut fours =
-            [self.words_of_four_rows::<B, OFFSET>([rows[0], rows[1], rows[2], rows[3]]); 4];
-        for (four, rows) in fours.iter_mut().zip(rows.as_chunks().0).skip(1) {
-            *four = self.words_of_four_rows::<B, OFFSET>(*rows);
-        }
+        let mut fours = [
+            self.words_of_four_rows::<B, OFFSET>([rows[0], rows[1], rows[2], rows[3]]),
+            self.words_of_four_rows::<B, OFFSET>([rows[4], rows[5], rows[6], rows[7]]),
+            self.words_of_four_rows::<B, OFFSET>([rows[8], rows[9], rows[10], rows[11]]),
+            self.words_of_four_rows::<B, OFFSET>([rows[12], rows[13], rows[14], rows[15]]),
+        ];
         if N == 1 {
             for four in &mut fours {
                 *four = self.bytes_of_words(*four, &BlockWords::<B, OFFSET>::SHIFTS);
             }
         } else {
-            const { assert!(N == 1 || BlockWords::<B, OFFSET>::ALIGNED) };
+            const { assert!(N == 1 || BlockWords::<B, OFFSET>::ALIGNED) }
         }
         proven! {
             // In 128-bit lanes: sixteen bytes of two blocks of four rows; then of one block.
