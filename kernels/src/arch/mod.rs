@@ -191,10 +191,10 @@ pub(crate) trait Panels: Copy {
     fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]);
     /// Four bytes per lane, as a little-endian word each.
     fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads;
-    /// `N` bytes (1 or 2) from byte `OFFSET` of each of eight consecutive blocks of sixteen rows, as
+    /// The first `N` bytes (1, 2 or 4) of each of eight consecutive blocks of sixteen rows, as
     /// words: element `k` has those of block `k`, one row per lane.
     #[inline(always)]
-    fn words_of_blocks<const B: usize, const OFFSET: usize, const N: usize>(
+    fn words_of_blocks<const B: usize, const N: usize>(
         self,
         rows: &[&[[u8; B]; 8]; PANEL_ROWS],
     ) -> [Self::Quads; 8] {
@@ -203,7 +203,7 @@ pub(crate) trait Panels: Copy {
             let mut words = [0; PANEL_ROWS];
             for (word, row) in words.iter_mut().zip(rows) {
                 let mut bytes = [0; 4];
-                bytes[..N].copy_from_slice(&row[block][OFFSET..OFFSET + N]);
+                bytes[..N].copy_from_slice(&row[block][..N]);
                 *word = u32::from_le_bytes(bytes);
             }
             *out = self.load_words(&words);

@@ -288,7 +288,7 @@ fn store_scales<S: Simd, const B: usize>(
     rows: &PackRows<'_, [u8; B]>,
     scales: &mut PanelScales,
 ) {
-    let halves = simd.words_of_blocks::<B, 0, 2>(&eights(rows));
+    let halves = simd.words_of_blocks::<B, 2>(&eights(rows));
     for (halves, scales) in halves.into_iter().zip(&mut scales.scales[0]) {
         simd.store_rows(simd.half_as_rows(halves, 0), scales);
     }
@@ -301,10 +301,10 @@ fn store_scales_and_minima<S: Simd, const B: usize>(
     rows: &PackRows<'_, [u8; B]>,
     scales: &mut PanelScales,
 ) {
-    store_scales(simd, rows, scales);
-    let halves = simd.words_of_blocks::<B, 2, 2>(&eights(rows));
-    for (halves, minima) in halves.into_iter().zip(&mut scales.minima[0]) {
-        simd.store_rows(simd.half_as_rows(halves, 0), minima);
+    let heads = simd.words_of_blocks::<B, 4>(&eights(rows));
+    for (group, head) in heads.into_iter().enumerate() {
+        simd.store_rows(simd.half_as_rows(head, 0), &mut scales.scales[0][group]);
+        simd.store_rows(simd.half_as_rows(head, 1), &mut scales.minima[0][group]);
     }
 }
 

@@ -40,7 +40,7 @@ impl QuantisedBlock for MXFP4 {
 
     #[inline(always)]
     fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
-        let exponents = simd.words_of_blocks::<17, 0, 1>(&eights(rows));
+        let exponents = simd.words_of_blocks::<17, 1>(&eights(rows));
         for (exponents, scales) in exponents.into_iter().zip(&mut scales.scales[0]) {
             simd.store_rows(simd.powers_as_rows(exponents), scales);
         }

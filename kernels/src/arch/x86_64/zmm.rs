@@ -85,37 +85,37 @@ impl X86<Zmm> {
         out
     }
 
-    /// Two bytes from `OFFSET` of each of eight blocks of four rows: word `4·block + row`. Where
-    /// they begin at an odd address, the one before them and their first.
+    /// The first bytes of each of eight blocks of four rows: word `4·block + row`. Where a block
+    /// begins at an odd address, the byte before it and its first.
     #[inline(always)]
-    fn words_of_four_rows<const B: usize, const OFFSET: usize>(
-        self,
-        rows: [&[[u8; B]; 8]; 4],
-    ) -> __m512i {
-        let places = BlockWords::<B, OFFSET>::STARTS;
+    fn words_of_four_rows<const B: usize>(self, rows: [&[[u8; B]; 8]; 4]) -> __m512i {
         proven! {
-            // A permutation overwrites its indices, but only those of its row and blocks.
-            let mut words = _mm512_loadu_si512(BlockWords::<B, OFFSET>::INDICES.as_ptr().cast());
+            // A permutation overwrites its indices, but only those of its row.
+            let mut words = _mm512_loadu_si512(BlockWords::<B>::INDICES.as_ptr().cast());
             for (row, blocks) in rows.into_iter().enumerate() {
                 let bytes = blocks.as_flattened();
-                let load = |start: usize| -> __m512i {
-                    let bytes: &[u8; 64] = bytes[start..].first_chunk().expect("inside the blocks");
-                    _mm512_loadu_si512(bytes.as_ptr().cast())
-                };
-                let low = load(places[0]);
-                let high = load(places[1]);
-                if BlockWords::<B, OFFSET>::PER_LOAD == 4 {
-                    let mask = 0x1111_1111 << row;
-                    words = _mm512_mask2_permutex2var_epi16(low, words, mask, high);
-                } else {
-                    words = _mm512_mask2_permutex2var_epi16(low, words, 0x1111 << row, high);
-                    let (low, high) = (load(places[2]), load(places[3]));
-                    let mask = 0x1111_0000 << row;
-                    words = _mm512_mask2_permutex2var_epi16(low, words, mask, high);
-                }
+                let low: &[u8; 64] = bytes.first_chunk().expect("blocks of 16 bytes and more");
+                let high: &[u8; 64] = bytes[4 * B..].first_chunk().expect("as many again");
+                let low = _mm512_loadu_si512(low.as_ptr().cast());
+                let high = _mm512_loadu_si512(high.as_ptr().cast());
+                words = _mm512_mask2_permutex2var_epi16(low, words, 0x1111_1111 << row, high);
             }
             words
         }
+    }
+
+    /// As [`Panels::words_of_blocks`], four bytes, with a load for each.
+    #[inline(always)]
+    fn heads_of_blocks<const B: usize>(self, rows: &[&[[u8; B]; 8]; PANEL_ROWS]) -> [__m512i; 8] {
+        let mut heads = [self.splat_counts(0); 8];
+        for (row, blocks) in rows.iter().enumerate() {
+            for (head, block) in heads.iter_mut().zip(*blocks) {
+                let bytes: &[u8; 4] = block.first_chunk().expect("blocks of 4 bytes and more");
+                let word = i32::from_le_bytes(*bytes);
+                *head = proven! { _mm512_mask_set1_epi32(*head, 1 << row, word) };
+            }
+        }
+        heads
     }
 
     /// One byte of each word: the low one, or the high one where the block's shift is 8.
@@ -134,52 +134,32 @@ impl X86<Zmm> {
     }
 }
 
-/// Where the words from byte `OFFSET` of eight blocks of `B` bytes are found in loads of 64 bytes.
-struct BlockWords<const B: usize, const OFFSET: usize>;
+/// Where the first bytes of eight blocks of `B` bytes are found in two loads of 64 bytes, one from
+/// the first block and one from the fifth.
+struct BlockWords<const B: usize>;
 
-impl<const B: usize, const OFFSET: usize> BlockWords<B, OFFSET> {
-    /// Blocks whose words one load has.
-    const PER_LOAD: usize = if 3 * B + OFFSET + 2 <= 64 { 4 } else { 2 };
+impl<const B: usize> BlockWords<B> {
+    /// Whether each load has the beginnings of four blocks and ends within the eight.
+    const FIT: bool = 16 <= B && 3 * B + 2 <= 64;
 
-    /// Whether all words begin where a load's words do.
-    const ALIGNED: bool = B.is_multiple_of(2) && OFFSET.is_multiple_of(2);
-
-    /// Where the loads begin: at the first of their blocks, but none ends behind the last block.
-    const STARTS: [usize; 4] = {
-        let mut starts = [0; 4];
-        let mut load = 0;
-        while load < 8 / Self::PER_LOAD {
-            let (first, last) = (load * Self::PER_LOAD * B, 8 * B - 64);
-            starts[load] = if first < last { first } else { last };
-            load += 1;
-        }
-        starts
-    };
-
-    /// The byte of its load at which block `block`'s word begins.
-    const fn place(block: usize) -> usize {
-        block * B + OFFSET - Self::STARTS[block / Self::PER_LOAD]
-    }
-
-    /// For word `4·block + row`: its place in the load or, 32 higher, in the next one.
+    /// For word `4·block + row`: its place in the first load or, 32 higher, in the second.
     const INDICES: [u16; 32] = {
         let mut indices = [0; 32];
         let mut index = 0;
         while index < 32 {
             let block = index / 4;
-            let second = block / Self::PER_LOAD % 2;
-            indices[index] = (32 * second + Self::place(block) / 2) as u16;
+            indices[index] = (32 * (block / 4) + block % 4 * B / 2) as u16;
             index += 1;
         }
         indices
     };
 
-    /// How far the word's first byte is up in it: 0 or 8 bits.
+    /// How far the block's first byte is up in the word: 0 or 8 bits.
     const SHIFTS: [u16; 32] = {
         let mut shifts = [0; 32];
         let mut index = 0;
         while index < 32 {
-            shifts[index] = (8 * (Self::place(index / 4) % 2)) as u16;
+            shifts[index] = (8 * (index / 4 % 4 * B % 2)) as u16;
             index += 1;
         }
         shifts
@@ -370,22 +350,28 @@ impl Panels for X86<Zmm> {
     }
 
     #[inline(always)]
-    fn words_of_blocks<const B: usize, const OFFSET: usize, const N: usize>(
+    fn words_of_blocks<const B: usize, const N: usize>(
         self,
         rows: &[&[[u8; B]; 8]; PANEL_ROWS],
     ) -> [__m512i; 8] {
+        if N == 4 || !BlockWords::<B>::FIT || (N == 2 && !B.is_multiple_of(2)) {
+            let mut heads = self.heads_of_blocks(rows);
+            for head in &mut heads {
+                let mask = u32::MAX >> (32 - 8 * N);
+                *head = proven! { _mm512_and_si512(*head, _mm512_set1_epi32(mask as i32)) };
+            }
+            return heads;
+        }
         let mut fours = [
-            self.words_of_four_rows::<B, OFFSET>([rows[0], rows[1], rows[2], rows[3]]),
-            self.words_of_four_rows::<B, OFFSET>([rows[4], rows[5], rows[6], rows[7]]),
-            self.words_of_four_rows::<B, OFFSET>([rows[8], rows[9], rows[10], rows[11]]),
-            self.words_of_four_rows::<B, OFFSET>([rows[12], rows[13], rows[14], rows[15]]),
+            self.words_of_four_rows([rows[0], rows[1], rows[2], rows[3]]),
+            self.words_of_four_rows([rows[4], rows[5], rows[6], rows[7]]),
+            self.words_of_four_rows([rows[8], rows[9], rows[10], rows[11]]),
+            self.words_of_four_rows([rows[12], rows[13], rows[14], rows[15]]),
         ];
         if N == 1 {
             for four in &mut fours {
-                *four = self.bytes_of_words(*four, &BlockWords::<B, OFFSET>::SHIFTS);
+                *four = self.bytes_of_words(*four, &BlockWords::<B>::SHIFTS);
             }
-        } else {
-            const { assert!(N == 1 || BlockWords::<B, OFFSET>::ALIGNED) }
         }
         proven! {
             // In 128-bit lanes: sixteen bytes of two blocks of four rows; then of one block.
