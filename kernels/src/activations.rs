@@ -99,6 +99,8 @@ pub struct Q8Activations {
 #[derive(Clone, Copy)]
 pub struct Q8View<'a> {
     packs: &'a [Q8Pack],
+    /// The tokens in sight, if not all in their order.
+    chosen: Option<&'a [usize]>,
     tokens: usize,
     columns: usize,
 }
@@ -199,6 +201,7 @@ impl Q8Activations {
         let row_packs = self.columns.div_ceil(PACK_ELEMENTS);
         Q8View {
             packs: &self.packs[..self.tokens * row_packs],
+            chosen: None,
             tokens: self.tokens,
             columns: self.columns,
         }
@@ -223,10 +226,34 @@ impl<'a> Q8View<'a> {
     /// If the range reaches past the last token.
     pub fn token_range(&self, tokens: std::ops::Range<usize>) -> Self {
         let row_packs = self.row_packs();
+        let packs = match self.chosen {
+            Some(_) => self.packs,
+            None => &self.packs[tokens.start * row_packs..tokens.end * row_packs],
+        };
         Self {
-            packs: &self.packs[tokens.start * row_packs..tokens.end * row_packs],
+            packs,
+            chosen: self.chosen.map(|chosen| &chosen[tokens.clone()]),
             tokens: tokens.len(),
             columns: self.columns,
+        }
+    }
+
+    /// The tokens of a list, in its order.
+    ///
+    /// # Panics
+    ///
+    /// If these are some tokens of a list already, or the list names one past the last.
+    pub fn tokens_of(&self, chosen: &'a [usize]) -> Self {
+        assert!(self.chosen.is_none(), "a list of tokens of a list");
+        assert!(
+            chosen.iter().all(|&token| token < self.tokens),
+            "the list reaches past the {} tokens",
+            self.tokens
+        );
+        Self {
+            chosen: Some(chosen),
+            tokens: chosen.len(),
+            ..*self
         }
     }
 
@@ -239,6 +266,7 @@ impl<'a> Q8View<'a> {
     /// Pack `pack` of token `token`: columns `256·pack..`.
     #[inline(always)]
     pub(crate) fn pack(&self, token: usize, pack: usize) -> &'a Q8Pack {
+        let token = self.chosen.map_or(token, |chosen| chosen[token]);
         &self.packs[token * self.row_packs() + pack]
     }
 }

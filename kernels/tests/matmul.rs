@@ -146,6 +146,28 @@ proptest! {
     }
 
     #[test]
+    fn tokens_of_a_list_return_the_bits_they_return_in_their_order(
+        seed: u64, format in any_format(), rows in 1_usize..40, blocks in 1_usize..9,
+        list in proptest::collection::vec(0_usize..6, 1..12),
+    ) {
+        if format.activations() == ActivationFormat::Q8 {
+            let case = Case::new(seed, format, rows, blocks, 6);
+            let (kernels, pool) = (Kernels::detect(), inline());
+            let all = case.product(&kernels, &pool, 0..6);
+            let mut quantised = Q8Activations::new(6, case.columns);
+            quantised.quantise(&kernels, &pool, &case.values, case.columns);
+            // The first of the list goes unused, so that a range of it is seen too.
+            let view = quantised.view().tokens_of(&list).token_range(1..list.len());
+            let mut out = vec![f32::NAN; view.tokens() * rows];
+            let tokens = view.tokens();
+            kernels.matmul(&pool, &case.weights(), Activations::Q8(view), tokens, &mut out, rows, 0);
+            let expected: Vec<f32> =
+                list[1..].iter().flat_map(|&token| &all[token * rows..][..rows]).copied().collect();
+            prop_assert_eq!(bits(&out), bits(&expected));
+        }
+    }
+
+    #[test]
     fn scattered_rows_and_offsets_return_the_same_bits(
         seed: u64, format in any_format(), rows in 2_usize..11, blocks in 1_usize..9,
         tokens in 1_usize..6, at in 1_usize..10,

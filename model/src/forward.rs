@@ -90,10 +90,12 @@ impl Footprint {
             .iter()
             .map(|rotation| RopeTable::required_bytes(self.chunk, rotation.width))
             .fold(0, usize::saturating_add);
-        let (inputs, columns) = program.quantised_max();
-        let quantised = Q8Activations::required_bytes(self.chunk.saturating_mul(inputs), columns);
+        let [of_tokens, of_experts] = program.quantised_columns();
         let scores = AttentionScratch::required_bytes(self.threads, self.context);
         let (experts, used) = program.routing_max();
+        let quantised = Q8Activations::required_bytes(self.chunk, of_tokens).saturating_add(
+            Q8Activations::required_bytes(self.chunk.saturating_mul(used), of_experts),
+        );
         let routing = Routing::required_bytes(self.chunk, experts, used);
         let logged = program.logged_guesses.map_or(0, |guesses| {
             let layers = program.routers.len();
@@ -159,6 +161,8 @@ pub struct Forward {
     quantised: Q8Activations,
     /// Whose activations `quantised` holds.
     quantised_of: Option<Buffer>,
+    /// The inputs of experts' last matrices, a row for each expert of a token.
+    quantised_rows: Q8Activations,
     /// Positions of the batch's tokens.
     positions: Vec<usize>,
     /// Their rows in the cache of the layer at hand.
@@ -187,7 +191,7 @@ impl Forward {
             .collect();
         let shape = &program.hyperparameters;
         let (experts, used) = program.routing_max();
-        let (inputs, columns) = program.quantised_max();
+        let [of_tokens, of_experts] = program.quantised_columns();
         Ok(Self {
             kernels,
             pool: Pool::new(footprint.threads, true)?,
@@ -213,8 +217,9 @@ impl Forward {
             ),
             scratch: AttentionScratch::new(footprint.threads, footprint.context),
             activations: Activations::new(program.widths, |buffer| footprint.tokens_in(buffer)),
-            quantised: Q8Activations::new(footprint.chunk * inputs, columns),
+            quantised: Q8Activations::new(footprint.chunk, of_tokens),
             quantised_of: None,
+            quantised_rows: Q8Activations::new(footprint.chunk * used, of_experts),
             positions: Vec::with_capacity(footprint.chunk),
             rows: Vec::with_capacity(footprint.chunk),
             logit_tokens: 0,
@@ -409,7 +414,7 @@ impl Forward {
             }
             Op::Route { router } => self.route(router),
             Op::LookAhead { router } => self.look_ahead(router),
-            Op::Dispatch => self.dispatch(),
+            Op::Dispatch { group } => self.dispatch(group),
             Op::Combine => self.combine(),
             Op::NormColumns { buffer, weight } => self.norm_columns(buffer, weight),
             Op::CopyHeads { from, to } => self.copy_heads(from, to),

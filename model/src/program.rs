@@ -12,9 +12,7 @@ mod latent;
 mod look_ahead;
 mod recurrent;
 
-use emel_kernels::{
-    ActivationFormat, DeltaRuleShape, Format, Q8Activations, RopeScaling, RopeStyle,
-};
+use emel_kernels::{ActivationFormat, DeltaRuleShape, Format, RopeScaling, RopeStyle};
 use emel_loader::expert_slots::ExpertUse;
 use emel_loader::gguf::Catalog;
 use emel_loader::unit::WeightUse;
@@ -201,8 +199,12 @@ pub enum Op {
         /// Index among [`Program::routers`].
         router: usize,
     },
-    /// routed = a row of the normed stream for each expert that its token has chosen.
-    Dispatch,
+    /// routed = a row of the normed stream for each expert that its token has chosen, if
+    /// the experts want floats; quantised ones are found by their tokens.
+    Dispatch {
+        /// The experts: index among [`Program::expert_groups`].
+        group: usize,
+    },
     /// routed = the answer of each row's expert to it.
     Experts {
         /// Index among [`Program::expert_groups`].
@@ -403,18 +405,22 @@ impl Program {
         self.embedding_shape.rows
     }
 
-    /// The quantised input of a matrix that takes the most memory: inputs per token, and
-    /// columns of each.
-    pub fn quantised_max(&self) -> (usize, usize) {
-        let plain = self.matrices.iter().map(|matrix| (1, matrix));
-        let (_, used) = self.routing_max();
-        let of_experts = self.expert_groups.iter().flat_map(|group| &group.matrices);
-        plain
-            .chain(of_experts.map(|matrix| (used, matrix)))
-            .filter(|(_, matrix)| matrix.format.activations() == ActivationFormat::Q8)
-            .map(|(inputs, matrix)| (inputs, matrix.columns))
-            .max_by_key(|&(inputs, columns)| Q8Activations::required_bytes(inputs, columns))
-            .unwrap_or((0, 0))
+    /// Columns of the widest inputs that are quantised: of matrices that take one for each
+    /// token, and of those that take one for each expert of a token.
+    pub fn quantised_columns(&self) -> [usize; 2] {
+        let widest = |matrices: &mut dyn Iterator<Item = &MatrixShape>| {
+            matrices
+                .filter(|matrix| matrix.format.activations() == ActivationFormat::Q8)
+                .map(|matrix| matrix.columns)
+                .max()
+                .unwrap_or(0)
+        };
+        let groups = || self.expert_groups.iter().map(|group| &group.matrices);
+        let of_tokens = groups().flat_map(|[gate, up, _]| [gate, up]);
+        [
+            widest(&mut self.matrices.iter().chain(of_tokens)),
+            widest(&mut groups().map(|[.., down]| down)),
+        ]
     }
 
     /// Where the model has other rotary factors beyond its original context: that

@@ -65,7 +65,7 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
                 is_head = true;
             }
             pending.push(Work::Op(index));
-            if *op == Op::Dispatch {
+            if let Op::Dispatch { .. } = *op {
                 flush(&mut steps, &mut pending, is_head);
                 if let Some(step) = steps.last_mut() {
                     step.chooses = Some(mixtures);

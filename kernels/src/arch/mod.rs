@@ -191,6 +191,25 @@ pub(crate) trait Panels: Copy {
     fn store_quads(self, quads: Self::Quads, out: &mut [u8; 4 * PANEL_ROWS]);
     /// Four bytes per lane, as a little-endian word each.
     fn load_words(self, words: &[u32; PANEL_ROWS]) -> Self::Quads;
+    /// The first `N` bytes (1, 2 or 4) of each of eight consecutive blocks of sixteen rows, as
+    /// words: element `k` has those of block `k`, one row per lane.
+    #[inline(always)]
+    fn words_of_blocks<const B: usize, const N: usize>(
+        self,
+        rows: &[&[[u8; B]; 8]; PANEL_ROWS],
+    ) -> [Self::Quads; 8] {
+        let mut out = [self.load_words(&[0; PANEL_ROWS]); 8];
+        for (block, out) in out.iter_mut().enumerate() {
+            let mut words = [0; PANEL_ROWS];
+            for (word, row) in words.iter_mut().zip(rows) {
+                let mut bytes = [0; 4];
+                bytes[..N].copy_from_slice(&row[block][..N]);
+                *word = u32::from_le_bytes(bytes);
+            }
+            *out = self.load_words(&words);
+        }
+        out
+    }
     /// `(word >> shift) & mask` of each lane's four bytes as one word, `mask` repeated in each byte.
     fn quad_bits(self, quads: Self::Quads, shift: u32, mask: u8) -> Self::Quads;
     /// As [`Panels::quad_bits`], each lane shifted by its own number of bits.
@@ -216,6 +235,8 @@ pub(crate) trait Panels: Copy {
     fn half_as_rows(self, quads: Self::Quads, index: u32) -> Self::Rows;
     /// Each lane's four bytes as the bits of an `f32`.
     fn words_as_rows(self, quads: Self::Quads) -> Self::Rows;
+    /// `2^(word - 128)` for words below 256; the two smallest are subnormal.
+    fn powers_as_rows(self, words: Self::Quads) -> Self::Rows;
     /// Sixteen little-endian half-precision values, converted exactly.
     fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows;
     /// Sixteen consecutive signed bytes.

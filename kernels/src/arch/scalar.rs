@@ -397,6 +397,15 @@ impl Panels for Scalar {
     }
 
     #[inline(always)]
+    fn powers_as_rows(self, words: Self::Quads) -> Self::Rows {
+        words.map(|word| {
+            let exponent = i32::from_le_bytes(word);
+            // The greater one is the subnormal one only where it must be, for 0 and 1.
+            f32::from_bits(((exponent - 1) << 23).max((exponent + 1) << 21) as u32)
+        })
+    }
+
+    #[inline(always)]
     fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows {
         std::array::from_fn(|row| self.f16(halves[row / 8].as_chunks().0[row % 8]))
     }

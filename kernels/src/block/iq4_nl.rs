@@ -4,8 +4,8 @@
 //! 18 bytes: `d` (2), then 16 bytes whose low nibbles are indices 0–15 and high nibbles 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, blocks_at, half_at,
-    halves_of_indices, parts_of_eight, raised, store_scales,
+    ActivationFormat, Block, PackRows, QuantisedBlock, SignedWide, half_at, halves_of_indices,
+    parts_of_eight, raised, store_scales,
 };
 use crate::arch::Simd;
 use crate::panel::PanelScales;
@@ -40,9 +40,7 @@ impl QuantisedBlock for IQ4NL {
 
     #[inline(always)]
     fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
-        for group in 0..8 {
-            store_scales(simd, &blocks_at(rows, group), group, scales);
-        }
+        store_scales(simd, rows, scales);
     }
 
     #[inline(always)]

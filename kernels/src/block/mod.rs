@@ -270,57 +270,42 @@ fn parts<'a, const N: usize, const B: usize>(
     parts
 }
 
-/// Two bytes of each block from `offset`, as words.
+/// The eight blocks of 32 of each row.
 #[inline(always)]
-fn words_of_two<S: Simd, const B: usize>(
-    simd: S,
-    blocks: &[&[u8; B]; PANEL_ROWS],
-    offset: usize,
-) -> S::Quads {
-    let mut words = [0; PANEL_ROWS];
-    for (word, block) in words.iter_mut().zip(blocks) {
-        *word = u32::from(u16::from_le_bytes(*part(*block, offset)));
+fn eights<'a, const B: usize>(rows: &PackRows<'a, [u8; B]>) -> [&'a [[u8; B]; 8]; PANEL_ROWS] {
+    let eight = |row: &'a [[u8; B]]| row.first_chunk().expect("a pack of blocks of 32");
+    let mut eights = [eight(rows[0]); PANEL_ROWS];
+    for (of_row, row) in eights.iter_mut().zip(rows) {
+        *of_row = eight(row);
     }
-    simd.load_words(&words)
+    eights
 }
 
-/// Four bytes of each block from `offset`, as words.
-#[inline(always)]
-fn words_of_four<S: Simd, const B: usize>(
-    simd: S,
-    blocks: &[&[u8; B]; PANEL_ROWS],
-    offset: usize,
-) -> S::Quads {
-    let mut words = [0; PANEL_ROWS];
-    for (word, block) in words.iter_mut().zip(blocks) {
-        *word = u32::from_le_bytes(*part(*block, offset));
-    }
-    simd.load_words(&words)
-}
-
-/// Writes the half-precision scales that blocks of a group begin with.
+/// Writes the half-precision scales that blocks of 32 begin with.
 #[inline(always)]
 fn store_scales<S: Simd, const B: usize>(
     simd: S,
-    blocks: &[&[u8; B]; PANEL_ROWS],
-    group: usize,
+    rows: &PackRows<'_, [u8; B]>,
     scales: &mut PanelScales,
 ) {
-    let halves = words_of_two(simd, blocks, 0);
-    simd.store_rows(simd.half_as_rows(halves, 0), &mut scales.scales[0][group]);
+    let halves = simd.words_of_blocks::<B, 2>(&eights(rows));
+    for (halves, scales) in halves.into_iter().zip(&mut scales.scales[0]) {
+        simd.store_rows(simd.half_as_rows(halves, 0), scales);
+    }
 }
 
-/// Writes the half-precision scales and minima that blocks of a group begin with.
+/// Writes the half-precision scales and minima that blocks of 32 begin with.
 #[inline(always)]
 fn store_scales_and_minima<S: Simd, const B: usize>(
     simd: S,
-    blocks: &[&[u8; B]; PANEL_ROWS],
-    group: usize,
+    rows: &PackRows<'_, [u8; B]>,
     scales: &mut PanelScales,
 ) {
-    let head = words_of_four(simd, blocks, 0);
-    simd.store_rows(simd.half_as_rows(head, 0), &mut scales.scales[0][group]);
-    simd.store_rows(simd.half_as_rows(head, 1), &mut scales.minima[0][group]);
+    let heads = simd.words_of_blocks::<B, 4>(&eights(rows));
+    for (group, head) in heads.into_iter().enumerate() {
+        simd.store_rows(simd.half_as_rows(head, 0), &mut scales.scales[0][group]);
+        simd.store_rows(simd.half_as_rows(head, 1), &mut scales.minima[0][group]);
+    }
 }
 
 /// How a weight follows from its unpacked byte `q`, as constants that a kernel is compiled for.

@@ -4,7 +4,7 @@
 //! 17 bytes: `e` (1), then 16 bytes whose low nibbles are weights 0–15 and high nibbles 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, halves_of_indices,
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, eights, halves_of_indices,
     parts_of_eight, raised,
 };
 use crate::arch::Simd;
@@ -39,11 +39,10 @@ impl QuantisedBlock for MXFP4 {
     const OFFSET_LOG2: u32 = 4;
 
     #[inline(always)]
-    fn unpack_scales<S: Simd>(_: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
-        for (group, scales) in scales.scales[0].iter_mut().enumerate() {
-            for (scale, block) in scales.iter_mut().zip(blocks_at(rows, group)) {
-                *scale = half_power(block[0]);
-            }
+    fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
+        let exponents = simd.words_of_blocks::<17, 1>(&eights(rows));
+        for (exponents, scales) in exponents.into_iter().zip(&mut scales.scales[0]) {
+            simd.store_rows(simd.powers_as_rows(exponents), scales);
         }
     }
 

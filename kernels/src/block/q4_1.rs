@@ -4,8 +4,8 @@
 //! 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
-    halves_of_nibbles, parts_of_eight, store_scales_and_minima,
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, half_at, halves_of_nibbles,
+    parts_of_eight, store_scales_and_minima,
 };
 use crate::arch::Simd;
 use crate::panel::PanelScales;
@@ -40,9 +40,7 @@ impl QuantisedBlock for Q4_1 {
 
     #[inline(always)]
     fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
-        for group in 0..8 {
-            store_scales_and_minima(simd, &blocks_at(rows, group), group, scales);
-        }
+        store_scales_and_minima(simd, rows, scales);
     }
 
     #[inline(always)]

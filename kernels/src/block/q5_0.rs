@@ -4,7 +4,7 @@
 //! the other bits of weights 0–15 and high nibbles those of 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, blocks_at, half_at,
+    ActivationFormat, Block, PackRows, QuantisedBlock, Signed, half_at,
     halves_of_nibbles_and_fifth_bits, part, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
@@ -43,9 +43,7 @@ impl QuantisedBlock for Q5_0 {
 
     #[inline(always)]
     fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
-        for group in 0..8 {
-            store_scales(simd, &blocks_at(rows, group), group, scales);
-        }
+        store_scales(simd, rows, scales);
     }
 
     #[inline(always)]

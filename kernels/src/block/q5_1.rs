@@ -4,7 +4,7 @@
 //! nibbles are the other bits of weights 0–15 and high nibbles those of 16–31.
 
 use super::{
-    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at,
+    ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, half_at,
     halves_of_nibbles_and_fifth_bits, part, parts_of_eight, store_scales_and_minima,
 };
 use crate::arch::Simd;
@@ -43,9 +43,7 @@ impl QuantisedBlock for Q5_1 {
 
     #[inline(always)]
     fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
-        for group in 0..8 {
-            store_scales_and_minima(simd, &blocks_at(rows, group), group, scales);
-        }
+        store_scales_and_minima(simd, rows, scales);
     }
 
     #[inline(always)]

@@ -38,9 +38,7 @@ impl QuantisedBlock for Q8_0 {
 
     #[inline(always)]
     fn unpack_scales<S: Simd>(simd: S, rows: &PackRows<'_, Self::Raw>, scales: &mut PanelScales) {
-        for group in 0..8 {
-            store_scales(simd, &blocks_at(rows, group), group, scales);
-        }
+        store_scales(simd, rows, scales);
     }
 
     #[inline(always)]

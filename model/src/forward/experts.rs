@@ -82,20 +82,19 @@ impl Forward {
         logged.log.add_guesses(&logged.ahead);
     }
 
-    /// Copies every token's normed row to where its experts look for it.
-    pub(super) fn dispatch(&mut self) {
+    /// Makes room for the rows of experts and, if they want floats, copies every token's normed
+    /// row to where they look for it.
+    pub(super) fn dispatch(&mut self, group: usize) {
         let width = self.activations.width(Buffer::Normed);
-        let rows = self.routing.tokens().len();
-        let per_token = rows.checked_div(self.activations.tokens).unwrap_or(0);
-        self.activations
-            .set_width(Buffer::Routed, per_token * width);
+        let choices = self.routing.choices_per_token();
+        self.activations.set_width(Buffer::Routed, choices * width);
+        let [gate, up, _] = self.expert_groups[group].matrices;
+        if is_quantised(gate) && is_quantised(up) {
+            return;
+        }
         let [normed, routed] = self.activations.several([Buffer::Normed, Buffer::Routed]);
-        for (&token, row) in self
-            .routing
-            .tokens()
-            .iter()
-            .zip(routed.chunks_exact_mut(width))
-        {
+        let rows = routed.chunks_exact_mut(width);
+        for (&token, row) in self.routing.tokens().iter().zip(rows) {
             row.copy_from_slice(&normed[token * width..][..width]);
         }
         self.changed(Buffer::Routed);
@@ -114,29 +113,26 @@ impl Forward {
             let rows = self.routing.rows_of_expert(expert.expert);
             self.expert_rows.extend(rows);
         }
-        let [gate, up, _] = group.matrices;
+        let [gate, up, down] = group.matrices;
         let choices = self.routing.choices_per_token();
         for buffer in [Buffer::Gate, Buffer::Up, Buffer::Gated] {
             self.activations.set_width(buffer, choices * gate.rows);
         }
-        self.quantise_rows(Buffer::Routed, [gate, up]);
+        for matrix in [gate, up] {
+            self.quantise(Buffer::Normed, matrix.format, matrix.columns);
+        }
         self.multiply_experts(&group, &[0, 1], experts);
         self.gate_experts(&group, experts);
-        self.quantise_rows(Buffer::Gated, [group.matrices[2]; 2]);
+        if is_quantised(down) {
+            let values = self.activations.all(Buffer::Gated);
+            let (columns, rows) = (down.columns, &self.expert_rows);
+            self.quantised_rows
+                .quantise_tokens(&self.kernels, &self.pool, values, columns, rows);
+        }
         self.multiply_experts(&group, &[2], experts);
         self.add_expert_biases(&group, 2, Buffer::Routed, experts);
-        self.quantised_of = None;
-    }
-
-    /// Sees to it that the rows at hand are there in the form that one of the matrices wants.
-    fn quantise_rows(&mut self, input: Buffer, matrices: [MatrixShape; 2]) {
-        let is_wanted = |matrix: MatrixShape| matrix.format.activations() == ActivationFormat::Q8;
-        if matrices.into_iter().any(is_wanted) {
-            let values = self.activations.all(input);
-            let columns = matrices[0].columns;
-            let rows = &self.expert_rows;
-            self.quantised
-                .quantise_tokens(&self.kernels, &self.pool, values, columns, rows);
+        for buffer in [Buffer::Gate, Buffer::Up, Buffer::Gated, Buffer::Routed] {
+            self.changed(buffer);
         }
     }
 
@@ -170,9 +166,13 @@ impl Forward {
                         values: &input[inputs.start * columns..inputs.end * columns],
                         columns,
                     },
+                    ActivationFormat::Q8 if part == 2 => {
+                        let rows = self.quantised_rows.view();
+                        emel_kernels::Activations::Q8(rows.token_range(inputs.clone()))
+                    }
                     ActivationFormat::Q8 => {
-                        let rows = self.quantised.view().token_range(inputs.clone());
-                        emel_kernels::Activations::Q8(rows)
+                        let tokens = &self.routing.tokens()[inputs.clone()];
+                        emel_kernels::Activations::Q8(self.quantised.view().tokens_of(tokens))
                     }
                 };
                 products.push(Product {
@@ -239,4 +239,8 @@ impl Forward {
         }
         self.changed(Buffer::Branch);
     }
+}
+
+fn is_quantised(matrix: MatrixShape) -> bool {
+    matrix.format.activations() == ActivationFormat::Q8
 }

@@ -133,8 +133,8 @@ impl ProgramBuilder<'_> {
         ] {
             self.widen(buffer, used * row);
         }
-        self.push(Op::Dispatch);
         let group = self.program.expert_groups.len();
+        self.push(Op::Dispatch { group });
         self.experts(block, mixture.activation)?;
         self.push(Op::Experts { group });
         self.widen(Buffer::Branch, width);

@@ -457,6 +457,20 @@ impl<const VNNI: bool> Panels for X86<Ymm<VNNI>> {
     }
 
     #[inline(always)]
+    fn powers_as_rows(self, words: Self::Quads) -> Self::Rows {
+        let power = |exponent| {
+            // As the scalar path has it.
+            proven! {
+                let one = _mm256_set1_epi32(1);
+                let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponent, one));
+                let subnormal = _mm256_slli_epi32::<21>(_mm256_add_epi32(exponent, one));
+                _mm256_castsi256_ps(_mm256_max_epi32(normal, subnormal))
+            }
+        };
+        [power(words[0]), power(words[1])]
+    }
+
+    #[inline(always)]
     fn load_halves(self, halves: [&[u8; 16]; 2]) -> Self::Rows {
         proven! {
             [

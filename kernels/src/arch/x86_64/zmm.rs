@@ -85,11 +85,85 @@ impl X86<Zmm> {
         out
     }
 
+    /// The first bytes of each of eight blocks of four rows: word `4·block + row`. Where a block
+    /// begins at an odd address, the byte before it and its first.
+    #[inline(always)]
+    fn words_of_four_rows<const B: usize>(self, rows: [&[[u8; B]; 8]; 4]) -> __m512i {
+        proven! {
+            // A permutation overwrites its indices, but only those of its row.
+            let mut words = _mm512_loadu_si512(BlockWords::<B>::INDICES.as_ptr().cast());
+            for (row, blocks) in rows.into_iter().enumerate() {
+                let bytes = blocks.as_flattened();
+                let low: &[u8; 64] = bytes.first_chunk().expect("blocks of 16 bytes and more");
+                let high: &[u8; 64] = bytes[4 * B..].first_chunk().expect("as many again");
+                let low = _mm512_loadu_si512(low.as_ptr().cast());
+                let high = _mm512_loadu_si512(high.as_ptr().cast());
+                words = _mm512_mask2_permutex2var_epi16(low, words, 0x1111_1111 << row, high);
+            }
+            words
+        }
+    }
+
+    /// As [`Panels::words_of_blocks`], four bytes, with a load for each.
+    #[inline(always)]
+    fn heads_of_blocks<const B: usize>(self, rows: &[&[[u8; B]; 8]; PANEL_ROWS]) -> [__m512i; 8] {
+        let mut heads = [self.splat_counts(0); 8];
+        for (row, blocks) in rows.iter().enumerate() {
+            for (head, block) in heads.iter_mut().zip(*blocks) {
+                let bytes: &[u8; 4] = block.first_chunk().expect("blocks of 4 bytes and more");
+                let word = i32::from_le_bytes(*bytes);
+                *head = proven! { _mm512_mask_set1_epi32(*head, 1 << row, word) };
+            }
+        }
+        heads
+    }
+
+    /// One byte of each word: the low one, or the high one where the block's shift is 8.
+    #[inline(always)]
+    fn bytes_of_words(self, words: __m512i, shifts: &[u16; 32]) -> __m512i {
+        proven! {
+            let shifts = _mm512_loadu_si512(shifts.as_ptr().cast());
+            _mm512_and_si512(_mm512_srlv_epi16(words, shifts), _mm512_set1_epi16(255))
+        }
+    }
+
     /// One shift per lane.
     #[inline(always)]
     fn shifts(self, shifts: &[u32; PANEL_ROWS]) -> __m512i {
         proven! { _mm512_loadu_si512(shifts.as_ptr().cast()) }
     }
+}
+
+/// Where the first bytes of eight blocks of `B` bytes are found in two loads of 64 bytes, one from
+/// the first block and one from the fifth.
+struct BlockWords<const B: usize>;
+
+impl<const B: usize> BlockWords<B> {
+    /// Whether each load has the beginnings of four blocks and ends within the eight.
+    const FIT: bool = 16 <= B && 3 * B + 2 <= 64;
+
+    /// For word `4·block + row`: its place in the first load or, 32 higher, in the second.
+    const INDICES: [u16; 32] = {
+        let mut indices = [0; 32];
+        let mut index = 0;
+        while index < 32 {
+            let block = index / 4;
+            indices[index] = (32 * (block / 4) + block % 4 * B / 2) as u16;
+            index += 1;
+        }
+        indices
+    };
+
+    /// How far the block's first byte is up in the word: 0 or 8 bits.
+    const SHIFTS: [u16; 32] = {
+        let mut shifts = [0; 32];
+        let mut index = 0;
+        while index < 32 {
+            shifts[index] = (8 * (index / 4 % 4 * B % 2)) as u16;
+            index += 1;
+        }
+        shifts
+    };
 }
 
 impl Panels for X86<Zmm> {
@@ -276,6 +350,57 @@ impl Panels for X86<Zmm> {
     }
 
     #[inline(always)]
+    fn words_of_blocks<const B: usize, const N: usize>(
+        self,
+        rows: &[&[[u8; B]; 8]; PANEL_ROWS],
+    ) -> [__m512i; 8] {
+        if N == 4 || !BlockWords::<B>::FIT || (N == 2 && !B.is_multiple_of(2)) {
+            let mut heads = self.heads_of_blocks(rows);
+            for head in &mut heads {
+                let mask = u32::MAX >> (32 - 8 * N);
+                *head = proven! { _mm512_and_si512(*head, _mm512_set1_epi32(mask as i32)) };
+            }
+            return heads;
+        }
+        let mut fours = [
+            self.words_of_four_rows([rows[0], rows[1], rows[2], rows[3]]),
+            self.words_of_four_rows([rows[4], rows[5], rows[6], rows[7]]),
+            self.words_of_four_rows([rows[8], rows[9], rows[10], rows[11]]),
+            self.words_of_four_rows([rows[12], rows[13], rows[14], rows[15]]),
+        ];
+        if N == 1 {
+            for four in &mut fours {
+                *four = self.bytes_of_words(*four, &BlockWords::<B>::SHIFTS);
+            }
+        }
+        proven! {
+            // In 128-bit lanes: sixteen bytes of two blocks of four rows; then of one block.
+            let even = _mm512_unpacklo_epi64(fours[0], fours[1]);
+            let even_2 = _mm512_unpacklo_epi64(fours[2], fours[3]);
+            let odd = _mm512_unpackhi_epi64(fours[0], fours[1]);
+            let odd_2 = _mm512_unpackhi_epi64(fours[2], fours[3]);
+            let first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+            let last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+            let pairs = [
+                _mm512_permutex2var_epi64(even, first, even_2),
+                _mm512_permutex2var_epi64(odd, first, odd_2),
+                _mm512_permutex2var_epi64(even, last, even_2),
+                _mm512_permutex2var_epi64(odd, last, odd_2),
+            ];
+            [
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[0])),
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[1])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[0])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[1])),
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[2])),
+                _mm512_cvtepu16_epi32(_mm512_castsi512_si256(pairs[3])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[2])),
+                _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(pairs[3])),
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn quad_bits(self, quads: __m512i, shift: u32, mask: u8) -> __m512i {
         proven! {
             let shifted = _mm512_srlv_epi32(quads, _mm512_set1_epi32(shift as i32));
@@ -346,6 +471,17 @@ impl Panels for X86<Zmm> {
     #[inline(always)]
     fn words_as_rows(self, quads: __m512i) -> __m512 {
         proven! { _mm512_castsi512_ps(quads) }
+    }
+
+    #[inline(always)]
+    fn powers_as_rows(self, words: __m512i) -> __m512 {
+        // As the scalar path has it.
+        proven! {
+            let one = _mm512_set1_epi32(1);
+            let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(words, one));
+            let subnormal = _mm512_slli_epi32::<21>(_mm512_add_epi32(words, one));
+            _mm512_castsi512_ps(_mm512_max_epi32(normal, subnormal))
+        }
     }
 
     #[inline(always)]
