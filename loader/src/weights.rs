@@ -217,6 +217,19 @@ impl Weights {
         Ok(result)
     }
 
+    /// The bytes of a unit, if it is in memory to stay.
+    pub fn pinned_unit(&self, unit: usize) -> Option<&[u8]> {
+        let view = self.pinned.view(unit)?;
+        // SAFETY: as in `with_unit`: pinned views stay valid and unwritten while this is
+        // borrowed.
+        Some(unsafe { view.slice() })
+    }
+
+    /// Whether units are read in every pass.
+    pub fn streams_units(&self) -> bool {
+        !self.ring.order.is_empty()
+    }
+
     /// Runs `step` on each of `extents` (embedding rows) with its index, a few reads
     /// at a time. An extent inside a pinned unit is not read.
     ///

@@ -27,6 +27,8 @@ use emel_systemd::Memory;
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::experts::demand::ExpertDemand;
+use crate::experts::heat::Learning;
+use crate::experts::prefetch::{GUESSES_PER_USED, Prefetch};
 use crate::live_budget::NoticeListener;
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
 use crate::session::{Identity, SessionKind};
@@ -107,6 +109,10 @@ pub struct Settings {
     /// Whether routing will be asked for, as a trace does, and how many experts of the
     /// next mixture are to be guessed for each token.
     pub logged_guesses: Option<usize>,
+    /// Whether experts that do not all fit are read before they are needed.
+    pub prefetch: Prefetch,
+    /// What becomes of what is learnt about such experts.
+    pub learning: Learning,
 }
 
 impl Default for Settings {
@@ -122,6 +128,8 @@ impl Default for Settings {
             all_logits: false,
             profile: false,
             logged_guesses: None,
+            prefetch: Prefetch::Auto,
+            learning: Learning::Off,
         }
     }
 }
@@ -222,6 +230,10 @@ impl Contents {
                 });
             }
             program.log_routing(guesses);
+        }
+        if settings.prefetch.asks_routers() {
+            let (_, used) = program.routing_max();
+            program.look_ahead(GUESSES_PER_USED * used);
         }
         let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
             Error::Tokenizer {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{Weights, WeightsError};
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::expert_slots::{
-    EXPERT_PARTS, EXPERT_READS, ExpertBytes, ExpertId, ExpertSlots, NextRead,
+    EXPERT_PARTS, EXPERT_READS, ExpertBytes, ExpertId, ExpertSlots, NextRead, UnderWay,
 };
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held};
@@ -149,13 +149,49 @@ impl Weights {
     /// # Panics
     /// When the plan has no slots for experts.
     pub fn want_expert(&mut self, slot: usize, id: ExpertId) -> bool {
-        if self.experts.slots().is_given_to(slot, id) {
-            return false;
+        let is_given = self.experts.slots().is_given_to(slot, id);
+        if is_given {
+            self.experts.slots_mut().demand(slot);
+        } else {
+            self.empty_expert_slot(slot);
+            self.experts.slots_mut().want(slot, id);
         }
-        self.empty_expert_slot(slot);
-        self.experts.slots_mut().want(slot, id);
         self.begin_expert_reads();
-        true
+        !is_given
+    }
+
+    /// As [`Weights::want_expert`], for an expert that may be needed soon: its reads are
+    /// begun after those of all that are, and that one of them has failed is not heard of.
+    ///
+    /// # Panics
+    /// When the plan has no slots for experts.
+    pub fn guess_expert(&mut self, slot: usize, id: ExpertId) {
+        if !self.experts.slots().is_given_to(slot, id) {
+            self.empty_expert_slot(slot);
+            self.experts.slots_mut().guess(slot, id);
+            self.begin_expert_reads();
+        }
+    }
+
+    /// Reads of experts that were submitted and not taken yet.
+    pub fn expert_reads(&self) -> usize {
+        match &self.experts {
+            Experts::Slots(slots) => slots.reads_under_way(),
+            Experts::Resident(_) => 0,
+        }
+    }
+
+    /// When the last read of all ended, or the table was made.
+    pub fn last_landed(&self) -> Instant {
+        self.table.last_landed()
+    }
+
+    /// Experts that have a slot and are not there yet.
+    ///
+    /// # Panics
+    /// When the plan has no slots for experts.
+    pub fn experts_under_way(&self) -> UnderWay {
+        self.experts.slots().under_way()
     }
 
     /// Waits until another expert that was wanted is there.
@@ -196,10 +232,13 @@ impl Weights {
                         has_landed |= self.experts.slots_mut().landed(read, view);
                     }
                     Poll::Ready(Err(error)) => {
-                        if let Some(slot) = self.experts.slots_mut().failed(read) {
+                        let failed = self.experts.slots_mut().failed(read);
+                        if let Some((slot, _)) = failed {
                             self.empty_expert_slot(slot);
                         }
-                        return Err(error);
+                        if !failed.is_some_and(|(_, is_guess)| is_guess) {
+                            return Err(error);
+                        }
                     }
                 },
             }

@@ -164,6 +164,11 @@ impl ExpertCache {
         (slot != NONE).then_some(slot as usize)
     }
 
+    /// Whether there are slots that nobody has been given.
+    pub fn has_free_slots(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Gives a slot to an expert that has none. Nothing if every slot is taken by an
     /// expert that the layer being computed needs.
     pub fn admit(&mut self, layer: usize, expert: usize) -> Option<Admission> {
