@@ -11,6 +11,7 @@
 
 mod experts;
 mod pinned;
+mod populate;
 mod ring;
 
 use std::future::poll_fn;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use super::populate::Populate;
 use super::{Weights, WeightsError};
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::expert_slots::{
@@ -31,7 +32,7 @@ pub(super) enum Experts {
     /// In memory for good.
     Resident(Resident),
     /// Some of them are in slots.
-    Slots(Box<ExpertSlots>),
+    Slots(Box<ExpertSlots>, Option<Populate>),
 }
 
 /// Experts that stay, once they are loaded.
@@ -66,8 +67,9 @@ impl Experts {
                 bytes,
             }));
         };
+        let populate = arena.as_ref().map(Populate::start);
         let slots = ExpertSlots::new(planned.layout.clone(), planned.slots, arena);
-        Ok(Self::Slots(Box::new(slots)))
+        Ok(Self::Slots(Box::new(slots), populate))
     }
 
     /// Where the next experts that stay are read to; `None` for a mapping.
@@ -104,20 +106,27 @@ impl Experts {
     pub(super) fn resident_bytes(&self) -> u64 {
         match self {
             Self::Resident(resident) => resident.bytes,
-            Self::Slots(_) => 0,
+            Self::Slots(..) => 0,
         }
     }
 
     fn slots(&self) -> &ExpertSlots {
         match self {
-            Self::Slots(slots) => slots,
+            Self::Slots(slots, _) => slots,
             Self::Resident(_) => panic!("a slot is asked for where all experts stay"),
+        }
+    }
+
+    /// The slot is in use from now on.
+    fn used(&mut self, slot: usize) {
+        if let Self::Slots(slots, Some(populate)) = self {
+            populate.used((slot + 1) * slots.slot_bytes());
         }
     }
 
     fn slots_mut(&mut self) -> &mut ExpertSlots {
         match self {
-            Self::Slots(slots) => slots,
+            Self::Slots(slots, _) => slots,
             Self::Resident(_) => panic!("a slot is asked for where all experts stay"),
         }
     }
@@ -125,7 +134,7 @@ impl Experts {
     /// The parts of an expert, if they are in memory.
     fn parts(&self, id: ExpertId, slot: usize) -> Option<[View; EXPERT_PARTS]> {
         match self {
-            Self::Slots(slots) => slots.parts(slot, id),
+            Self::Slots(slots, _) => slots.parts(slot, id),
             Self::Resident(Resident { mixtures, .. }) => {
                 let [gate, up, down] = *mixtures.get(id.mixture)?.get(id.expert)?;
                 Some([gate?, up?, down?])
@@ -154,6 +163,7 @@ impl Weights {
             self.experts.slots_mut().demand(slot);
         } else {
             self.empty_expert_slot(slot);
+            self.experts.used(slot);
             self.experts.slots_mut().want(slot, id);
         }
         self.begin_expert_reads();
@@ -168,15 +178,29 @@ impl Weights {
     pub fn guess_expert(&mut self, slot: usize, id: ExpertId) {
         if !self.experts.slots().is_given_to(slot, id) {
             self.empty_expert_slot(slot);
+            self.experts.used(slot);
             self.experts.slots_mut().guess(slot, id);
             self.begin_expert_reads();
         }
     }
 
+    /// Takes the slot from a guess that was wrong, if that saves a read. Those under way land
+    /// before the slot is used again. Returns whether it was taken.
+    ///
+    /// # Panics
+    /// When the plan has no slots for experts.
+    pub fn forget_guess(&mut self, slot: usize, id: ExpertId) -> bool {
+        let saves = self.experts.slots().is_unfinished_guess(slot, id);
+        if saves {
+            self.empty_expert_slot(slot);
+        }
+        saves
+    }
+
     /// Reads of experts that were submitted and not taken yet.
     pub fn expert_reads(&self) -> usize {
         match &self.experts {
-            Experts::Slots(slots) => slots.reads_under_way(),
+            Experts::Slots(slots, _) => slots.reads_under_way(),
             Experts::Resident(_) => 0,
         }
     }
@@ -279,7 +303,7 @@ impl Weights {
     /// After an error or a cancelled pass: the reads of experts that have not landed were
     /// abandoned, and their slots are empty.
     pub(super) fn forget_unfinished_experts(&mut self) {
-        let Experts::Slots(slots) = &self.experts else {
+        let Experts::Slots(slots, _) = &self.experts else {
             return;
         };
         let mut next = slots.slots_in_reading().next();

@@ -183,7 +183,10 @@ impl ExpertDemand {
     /// # Errors
     /// When the read of an expert that a layer needs has failed; the pass is then over.
     pub fn read_ahead(&mut self, weights: &mut Weights) -> Result<(), ReadError> {
-        if let Some(slots) = self.slots.as_mut().filter(|it| it.prefetcher.has_reads()) {
+        let Some(slots) = &mut self.slots else {
+            return Ok(());
+        };
+        if slots.prefetcher.has_reads() || weights.experts_under_way().guessed > 0 {
             weights.take_landed_experts()?;
             slots.read_ahead(weights);
         }
@@ -249,11 +252,14 @@ impl ExpertDemand {
                 }
             }
         }
-        prefetcher.route(mixture, chosen);
+        prefetcher.route(cache, mixture, chosen);
         self.find_slots(mixture, weights);
-        if self.needed.iter().all(|needed| needed.slot.is_some())
-            && self.has_slots_and(|_| weights.experts_under_way().demanded == 0)
-        {
+        if let Some(slots) = &mut self.slots {
+            slots
+                .prefetcher
+                .forget_wrong(&mut slots.cache, weights, &slots.chosen);
+        }
+        if weights.experts_under_way().demanded == 0 {
             self.guess(weights, forward, computed);
         }
     }

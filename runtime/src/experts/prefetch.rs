@@ -3,9 +3,10 @@
 //! Once a layer is routed and what it misses is asked for, the next layer's experts are
 //! guessed ([`predictor`](super::predictor)). Those that are likely and not in memory are
 //! candidates. One after another gets a slot as soon as the drive has nothing to do that a
-//! layer waits for, if no warmer expert has to go for it; candidates that are left when the
-//! next layer is routed are forgotten. A layer that needs a guess which is still under way
-//! waits for the rest of it ("late"). A reader that reads ([`Backend::Ring`] and others)
+//! layer waits for, if no warmer expert has to go for it. When the next layer is routed, the
+//! candidates that are left are forgotten, and so is what was not begun of a guess that was
+//! wrong. A layer that needs a guess which is still under way waits for the rest of it
+//! ("late"). A reader that reads ([`Backend::Ring`] and others)
 //! reads a guess into its slot; that of a mapping asks the kernel for its pages
 //! (`MADV_WILLNEED`), touches them, and gives those of the expert that had to go back
 //! (`MADV_DONTNEED`).
@@ -25,10 +26,11 @@ use super::predictor::{Predictor, Source};
 /// Experts of the next layer that are candidates at most.
 const CANDIDATES_MAX: usize = 8;
 /// Those less likely to be needed are none.
-const CANDIDATE_CHANCE_MIN: f32 = 0.4;
-/// Guesses that the drive works on at a time. More would keep it no busier, and a demand
-/// that comes meanwhile waiting for longer.
-const UNDER_WAY_MAX: usize = 2;
+const CANDIDATE_CHANCE_MIN: f32 = 0.5;
+/// A layer that will miss fewer than this on average is not worth a guess.
+const EXPECTED_MISSES_MIN: f32 = 0.5;
+/// Guesses under way at a time: there is time for little more before the layer comes.
+const UNDER_WAY_MAX: usize = 1;
 /// Experts that a router which is asked early names, for each that a token uses.
 pub(crate) const GUESSES_PER_USED: usize = 2;
 /// Tokens after which what was learnt is worth keeping.
@@ -127,6 +129,8 @@ pub(super) struct Prefetcher {
     candidates: Vec<usize>,
     /// Experts to fill empty slots with, the hottest last.
     hottest: Vec<(usize, usize)>,
+    /// Guesses that had a slot, and were not there when this was last looked at.
+    under_way: Vec<(usize, ExpertId)>,
     /// Of each expert: it was read before it was needed, and has not been needed yet.
     is_early: Vec<bool>,
     /// Tokens that something was learnt from.
@@ -148,6 +152,7 @@ impl Prefetcher {
             has_guessed: false,
             candidates: Vec::with_capacity(CANDIDATES_MAX),
             hottest: Vec::new(),
+            under_way: Vec::with_capacity(UNDER_WAY_MAX),
             is_early: vec![false; shape.all()],
             learnt_tokens: 0,
             statistics: PrefetchStatistics::default(),
@@ -158,6 +163,7 @@ impl Prefetcher {
     pub(super) fn required_bytes(shape: MixtureShape) -> usize {
         Predictor::required_bytes(shape, shape.experts)
             + CANDIDATES_MAX * size_of::<usize>()
+            + UNDER_WAY_MAX * size_of::<(usize, ExpertId)>()
             + shape.all() * (size_of::<bool>() + size_of::<(usize, usize)>())
     }
 
@@ -214,13 +220,33 @@ impl Prefetcher {
         self.predictor.restart();
     }
 
-    /// A layer goes to `chosen`. The cache has been told before.
-    pub(super) fn route(&mut self, layer: usize, chosen: &[usize]) {
+    /// A layer goes to `chosen`. The cache has been told before, so it knows what the next
+    /// layer is likely to miss.
+    pub(super) fn route(&mut self, cache: &ExpertCache, layer: usize, chosen: &[usize]) {
         self.candidates.clear();
         self.layer = layer;
-        self.has_guessed = !self.is_on;
+        let expected = cache.expected_misses(self.next_layer());
+        self.has_guessed = !self.is_on || expected < EXPECTED_MISSES_MIN;
         if self.is_decoding {
             self.predictor.learn(layer, chosen);
+        }
+    }
+
+    /// What is under way and was not chosen goes no further. The layer has been told before,
+    /// and what it needs has been asked for.
+    pub(super) fn forget_wrong(
+        &mut self,
+        cache: &mut ExpertCache,
+        weights: &mut Weights,
+        chosen: &[usize],
+    ) {
+        while let Some((slot, id)) = self.under_way.pop() {
+            let ExpertId { mixture, expert } = id;
+            let is_wrong = mixture == self.layer && !chosen.contains(&expert);
+            if is_wrong && weights.forget_guess(slot, id) {
+                cache.release(mixture, expert);
+                self.missed(mixture, expert);
+            }
         }
     }
 
@@ -286,6 +312,10 @@ impl Prefetcher {
                 (ExpertId { mixture, expert }, admission)
             };
             self.evicted(admission.evicted);
+            if self.under_way.len() == self.under_way.capacity() {
+                self.under_way.remove(0);
+            }
+            self.under_way.push((admission.slot, id));
             weights.guess_expert(admission.slot, id);
         }
     }
