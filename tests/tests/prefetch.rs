@@ -54,9 +54,9 @@ fn the_tokens_are_those_of_the_resident_model_for_every_setting_budget_and_reade
         let model = model(name);
         let (expected, _) = greedy(&model, settings(1 << 30, 64), &PROMPT, TOKENS).unwrap();
         for (index, prefetch) in ALL.into_iter().enumerate() {
-            for quarters in 0..4 {
-                let mut settings = streamed(&model, prefetch, quarters);
-                let backend = READERS[(index + quarters as usize) % READERS.len()];
+            for quarters in [0, 1 + index % 3] {
+                let mut settings = streamed(&model, prefetch, quarters as u64);
+                let backend = READERS[(index + quarters) % READERS.len()];
                 settings.io = Io::Only(backend);
                 let (found, usage) = greedy(&model, settings, &PROMPT, TOKENS).unwrap();
                 assert_eq!(found, expected, "{name}, {prefetch:?}, {backend:?}");
