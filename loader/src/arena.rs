@@ -93,6 +93,23 @@ impl Arena {
         debug_assert!(advised.is_ok(), "{advised:?}");
     }
 
+    /// Takes the memory of `bytes` at `offset` now, as a first write to it would. What is
+    /// there stays as it is, so others may read and write meanwhile.
+    ///
+    /// # Errors
+    /// When the kernel has no such call, or no memory.
+    ///
+    /// # Panics
+    /// When the range is not inside the arena.
+    pub(crate) fn populate(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        assert!(offset <= self.bytes && bytes <= self.bytes - offset);
+        let Some(mapping) = self.mapping.as_ref().filter(|_| bytes > 0) else {
+            return Ok(());
+        };
+        let skipped = self.start.addr() - mapping.as_ptr().addr();
+        mapping.advise_range(Advice::PopulateWrite, skipped + offset, bytes)
+    }
+
     /// A buffer of `bytes` at `offset`; `registered` is its index among the buffers
     /// that the ring registers with the kernel.
     ///

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::task::{Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::arena::View;
 use crate::reader::ReadError;
@@ -32,6 +32,9 @@ pub struct SlotTable {
     waker: Mutex<Option<Waker>>,
     bytes_read: AtomicU64,
     reads: AtomicU64,
+    made: Instant,
+    /// Nanoseconds from then to the end of the last read.
+    last_landed: AtomicU64,
 }
 
 /// The duty to report how a slot's read ended. Dropped unreported, it reports that
@@ -61,6 +64,8 @@ impl SlotTable {
             waker: Mutex::new(None),
             bytes_read: AtomicU64::new(0),
             reads: AtomicU64::new(0),
+            made: Instant::now(),
+            last_landed: AtomicU64::new(0),
         })
     }
 
@@ -82,6 +87,11 @@ impl SlotTable {
     /// Finished reads.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
+    }
+
+    /// When the last successful read ended; when the table was made, if there was none.
+    pub fn last_landed(&self) -> Instant {
+        self.made + Duration::from_nanos(self.last_landed.load(Ordering::Relaxed))
     }
 
     /// Free → Reading.
@@ -212,6 +222,8 @@ impl Completion {
             .bytes_read
             .fetch_add(bytes_read as u64, Ordering::Relaxed);
         table.reads.fetch_add(1, Ordering::Relaxed);
+        let now = table.made.elapsed().as_nanos() as u64;
+        table.last_landed.fetch_max(now, Ordering::Relaxed);
         self.reported = true;
         self.table.complete(self.slot, Ok(view))
     }

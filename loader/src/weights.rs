@@ -12,6 +12,7 @@
 mod experts;
 mod kept;
 mod pinned;
+mod populate;
 mod ring;
 
 use std::future::poll_fn;
@@ -225,6 +226,19 @@ impl Weights {
         }
         self.pump();
         Ok(result)
+    }
+
+    /// The bytes of a unit, if it is in memory to stay.
+    pub fn pinned_unit(&self, unit: usize) -> Option<&[u8]> {
+        let view = self.pinned.view(unit)?;
+        // SAFETY: as in `with_unit`: pinned views stay valid and unwritten while this is
+        // borrowed.
+        Some(unsafe { view.slice() })
+    }
+
+    /// Whether units are read in every pass.
+    pub fn streams_units(&self) -> bool {
+        !self.ring.order.is_empty()
     }
 
     /// Runs `step` on each of `extents` (embedding rows) with its index, a few reads

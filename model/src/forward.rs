@@ -5,6 +5,7 @@
 //! time, from wherever the plan has them.
 
 mod experts;
+mod guess;
 mod heads;
 mod recurrent;
 
@@ -30,6 +31,7 @@ use crate::routing_log::RoutingLog;
 use crate::schedule::Work;
 use crate::state::SequenceState;
 use experts::LoggedRouting;
+use guess::Guessing;
 
 /// Why a forward pass cannot be made ready.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +113,7 @@ impl Footprint {
             scores,
             routing,
             logged,
+            Guessing::required_bytes(program),
             positions,
         ]
         .into_iter()
@@ -155,6 +158,7 @@ pub struct Forward {
     /// The rows of the experts being computed.
     expert_rows: Vec<usize>,
     logged: Option<LoggedRouting>,
+    guessing: Option<Guessing>,
     state: SequenceState,
     scratch: AttentionScratch,
     activations: Activations,
@@ -209,6 +213,7 @@ impl Forward {
             logged: program
                 .logged_guesses
                 .map(|guesses| LoggedRouting::new(program, footprint.chunk, guesses)),
+            guessing: Guessing::new(program),
             state: SequenceState::new(
                 &program.states,
                 footprint.context,

@@ -21,6 +21,7 @@ pub use self::builder::ProgramBuilder;
 pub use self::experts::{ExpertGroup, Mixture};
 pub use self::heads::HeadColumns;
 pub use self::latent::LatentShape;
+pub use self::look_ahead::{LookAhead, RouterPath};
 use crate::hyperparameters::Hyperparameters;
 use crate::routing::Router;
 use crate::state::StateShape;
@@ -385,6 +386,8 @@ pub struct Program {
     /// Experts of the next mixture that are guessed for each token, if the routing is
     /// logged.
     pub logged_guesses: Option<usize>,
+    /// Routers that can be asked early, if that is wanted.
+    pub look_ahead: Option<LookAhead>,
     /// What a sequence keeps, layer by layer.
     pub states: Vec<StateShape>,
     /// Greatest width of each [`Buffer`], 0 for one that is not used.

@@ -28,6 +28,8 @@ use emel_systemd::{Memory, MemoryWatch};
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::experts::demand::ExpertDemand;
+use crate::experts::heat::Learning;
+use crate::experts::prefetch::{GUESSES_PER_USED, Prefetch};
 use crate::live_budget::NoticeListener;
 use crate::lossy;
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
@@ -114,6 +116,10 @@ pub struct Settings {
     /// How tokens that are decoded may leave their router's choice, for fewer reads: the
     /// answers are then no longer the model's. Off by default.
     pub lossy: LossyRouting,
+    /// Whether experts that do not all fit are read before they are needed.
+    pub prefetch: Prefetch,
+    /// What becomes of what is learnt about such experts.
+    pub learning: Learning,
 }
 
 impl Default for Settings {
@@ -130,6 +136,8 @@ impl Default for Settings {
             profile: false,
             logged_guesses: None,
             lossy: LossyRouting::default(),
+            prefetch: Prefetch::Auto,
+            learning: Learning::Off,
         }
     }
 }
@@ -178,7 +186,8 @@ impl Blueprint {
     ///
     /// # Errors
     /// When the file is broken, the model is not supported, or the budget too small.
-    pub fn new(path: &Path, settings: Settings) -> Result<Self, Error> {
+    pub fn new(path: &Path, mut settings: Settings) -> Result<Self, Error> {
+        lossy::settle(&mut settings)?;
         Contents::read(path, &settings)?.plan(path, settings)
     }
 
@@ -193,6 +202,7 @@ impl Blueprint {
         mut settings: Settings,
         prompt: impl FnOnce(&TextLimit) -> Result<Prompt, E>,
     ) -> Result<(Self, Vec<u32>), E> {
+        lossy::settle(&mut settings)?;
         let contents = Contents::read(path, &settings)?;
         let limits = PromptLimits {
             context: usize::MAX,
@@ -232,6 +242,10 @@ impl Contents {
             program.log_routing(guesses);
         }
         lossy::check(&settings.lossy, &program)?;
+        if settings.prefetch.asks_routers() {
+            let (_, used) = program.routing_max();
+            program.look_ahead(GUESSES_PER_USED * used);
+        }
         let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
             Error::Tokenizer {
                 path: path.to_owned(),

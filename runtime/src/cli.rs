@@ -3,6 +3,7 @@
 pub mod conversation;
 pub mod doctor;
 pub mod drive;
+pub mod experts;
 pub mod info;
 pub mod interrupt;
 pub mod lossy;

@@ -22,6 +22,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::RamBudget;
 use crate::error::Error;
+use crate::experts::heat::Learning;
+use crate::experts::prefetch::Prefetch;
 use crate::request::{Prompt, PromptLimits, Request, TextLimit, check_biases};
 use crate::scheduler::{self, Evaluation, Generation, Job, SessionJob, SessionTask, Tracing};
 use crate::stream::TokenStream;
@@ -59,6 +61,8 @@ pub struct Description {
     pub text_limit: TextLimit,
     /// The reader in use.
     pub backend: Backend,
+    /// Whether what is learnt about experts is written to a file when the engine ends.
+    pub keeps_heat: bool,
     /// What the user should know: choices made for them, fallbacks, unusual files.
     pub notices: Vec<String>,
 }
@@ -284,6 +288,20 @@ impl Builder {
     /// then no longer the model's. Default: off.
     pub fn lossy(mut self, lossy: LossyRouting) -> Self {
         self.settings.lossy = lossy;
+        self
+    }
+
+    /// Whether experts that do not all fit are read before they are needed. Default: while
+    /// it makes tokens faster.
+    pub fn prefetch(mut self, prefetch: Prefetch) -> Self {
+        self.settings.prefetch = prefetch;
+        self
+    }
+
+    /// What becomes of what is learnt about such experts: it can be kept in a file beside
+    /// the model, which is written when the engine ends. Default: it is forgotten.
+    pub fn learning(mut self, learning: Learning) -> Self {
+        self.settings.learning = learning;
         self
     }
 

@@ -21,6 +21,7 @@ use emel_model::state::SequenceState;
 use crate::blueprint::Blueprint;
 use crate::error::Error;
 use crate::experts::demand::{ExpertDemand, ExpertStatistics};
+use crate::experts::heat::Heat;
 use crate::live_budget::LiveBudget;
 
 /// A model ready to compute.
@@ -94,7 +95,12 @@ impl Generator {
             files: Arc::clone(files),
             forward,
             steps: schedule(&blueprint.program, &plan.units),
-            experts: ExpertDemand::new(&blueprint.program, plan, blueprint.settings.lossy),
+            experts: ExpertDemand::new(
+                &blueprint.program,
+                plan,
+                blueprint.settings.prefetch,
+                blueprint.settings.lossy,
+            ),
             embedding: Extent {
                 bytes: table.row_bytes(),
                 ..table.extent
@@ -179,6 +185,8 @@ impl Generator {
             // All that was read until now was the model that was planned for.
             outcome = self.check_files();
         }
+        let length = outcome.is_ok().then(|| started.elapsed());
+        self.experts.end_pass(length);
         if outcome.is_err() {
             self.weights.restart();
             self.forward.state_mut().abandon();
@@ -226,6 +234,22 @@ impl Generator {
         self.experts.statistics()
     }
 
+    /// Begins with what an earlier run has learnt about the experts.
+    pub(crate) fn warm(&mut self, heat: Heat) {
+        self.experts.warm(heat);
+    }
+
+    /// What was learnt about the experts, if that is worth keeping.
+    pub(crate) fn learnt(&self) -> Option<Heat> {
+        self.experts.learnt()
+    }
+
+    /// Reads experts that may be needed while nobody asks for anything. Never ends; may be
+    /// dropped at any time.
+    pub(crate) async fn read_ahead(&mut self) {
+        self.experts.read_ahead_idle(&mut self.weights).await;
+    }
+
     /// The kernels' instruction set.
     pub fn kernels_name(&self) -> &'static str {
         self.forward.kernels_name()
@@ -268,6 +292,7 @@ impl Generator {
         let with_head = batch.logit_tokens > 0;
         let pass = if with_head { Pass::Full } else { Pass::Body };
         weights.begin_pass(pass, next);
+        experts.begin_pass(batch.tokens.len());
         let started = Instant::now();
         forward.begin(batch);
         computed(None, started);
@@ -305,11 +330,14 @@ impl Generator {
                     .map_err(PassEnd::Failed)?,
                 None => run(&[]),
             }
-            if let Some(group) = step.chooses {
-                if phase == Phase::Decode {
-                    experts.relax(group, weights, forward);
+            match step.chooses {
+                Some(group) => {
+                    if phase == Phase::Decode {
+                        experts.relax(group, weights, forward);
+                    }
+                    experts.begin(group, weights, forward, &mut computed);
                 }
-                experts.begin(group, weights, forward);
+                None => experts.read_ahead(weights).map_err(PassEnd::Failed)?,
             }
         }
         forward.finish();

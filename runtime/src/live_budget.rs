@@ -6,6 +6,7 @@
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use emel_loader::plan::Plan;
@@ -34,18 +35,20 @@ const PRESSURE_STEPS: u64 = 8;
 
 type OnNotice = dyn FnMut(&str) + Send;
 
-/// Whoever is told, in a line each, that weights are given back or taken again.
-#[derive(Default)]
-pub struct NoticeListener(Option<Box<OnNotice>>);
+/// Whoever is told, in a line each, that weights are given back or taken again, or that
+/// what was learnt cannot be kept.
+#[derive(Default, Clone)]
+pub struct NoticeListener(Option<Arc<Mutex<OnNotice>>>);
 
 impl NoticeListener {
     /// Has `listener` called on the engine's thread.
     pub fn new(listener: impl FnMut(&str) + Send + 'static) -> Self {
-        Self(Some(Box::new(listener)))
+        Self(Some(Arc::new(Mutex::new(listener))))
     }
 
-    fn tell(&mut self, line: &str) {
-        if let Some(listener) = &mut self.0 {
+    pub(crate) fn tell(&self, line: &str) {
+        if let Some(listener) = &self.0 {
+            let mut listener = listener.lock().unwrap_or_else(PoisonError::into_inner);
             listener(line);
         }
     }

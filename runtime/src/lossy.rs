@@ -4,7 +4,10 @@ use emel_loader::plan::Plan;
 use emel_model::program::Program;
 use emel_model::routing::{CacheRouting, LossyRouting};
 
+use crate::blueprint::Settings;
 use crate::error::Error;
+use crate::experts::heat::Learning;
+use crate::experts::prefetch::Prefetch;
 
 const CACHE_ROUTING: &str = "--lossy-cache-routing";
 const EXPERT_BUDGET: &str = "--lossy-expert-budget";
@@ -56,6 +59,29 @@ pub(crate) fn check(lossy: &LossyRouting, program: &Program) -> Result<(), Error
         ),
         _ => Ok(()),
     }
+}
+
+/// Turns off what makes it depend on the drive's speed, or on earlier runs, which experts are
+/// in memory: with such rules the answer would too.
+///
+/// # Errors
+/// When guesses were asked for by name.
+pub(crate) fn settle(settings: &mut Settings) -> Result<(), Error> {
+    if !settings.lossy.is_on() {
+        return Ok(());
+    }
+    if !matches!(settings.prefetch, Prefetch::Auto | Prefetch::Off) {
+        return Err(Error::Setting {
+            setting: "--prefetch",
+            found: settings.prefetch.name().to_owned(),
+            expected:
+                "off or auto with a lossy option: the answer would depend on the drive's speed"
+                    .to_owned(),
+        });
+    }
+    settings.prefetch = Prefetch::Off;
+    settings.learning = Learning::Off;
+    Ok(())
 }
 
 /// What the user is told when a model starts with such rules.

@@ -10,9 +10,12 @@ use emel_systemd::{Cgroup, Memory};
 
 use crate::blueprint::Blueprint;
 use crate::experts::demand::ExpertStatistics;
+use crate::experts::prefetch::{Prefetch, PrefetchStatistics};
 use crate::generator::Generator;
 use crate::scheduler::Scheduler;
-use crate::usage::{ExpertUsage, LossyUsage, Spent, Usage, milliseconds, rate};
+use crate::usage::{
+    ExpertUsage, ExpertWait, LossyUsage, PrefetchUsage, Spent, Usage, milliseconds, rate,
+};
 
 /// What is the same in every request's usage.
 pub(crate) struct FixedUsage {
@@ -31,6 +34,7 @@ pub(crate) struct FixedUsage {
     registered_buffers: bool,
     threads: usize,
     kernels: &'static str,
+    prefetch: Prefetch,
 }
 
 impl FixedUsage {
@@ -61,6 +65,7 @@ impl FixedUsage {
             registered_buffers: generator.has_registered_buffers(),
             threads: blueprint.settings.threads,
             kernels: generator.kernels_name(),
+            prefetch: blueprint.settings.prefetch,
         }
     }
 }
@@ -118,7 +123,13 @@ pub(crate) fn usage(
                 missed_bytes_per_token: (after_first.experts.missed_bytes)
                     .checked_div(counts.passes as u64)
                     .unwrap_or(0),
+                late: after_first.experts.prefetch.late,
                 wait_ms: milliseconds(total.experts.wait),
+                decode_wait: after_first.expert_wait(),
+                prefetch: PrefetchUsage {
+                    filled: total.experts.prefetch.filled,
+                    ..prefetch_usage(fixed.prefetch, &after_first.experts.prefetch)
+                },
             }),
         lossy: lossy_usage(fixed, &after_first.experts, counts.passes),
         kv_bytes: fixed.kv_bytes,
@@ -222,12 +233,38 @@ impl Meter {
     }
 }
 
+fn prefetch_usage(setting: Prefetch, found: &PrefetchStatistics) -> PrefetchUsage {
+    PrefetchUsage {
+        setting: setting.name(),
+        tokens: found.tokens,
+        issued: found.issued,
+        issued_bytes: found.issued_bytes,
+        useful: found.useful,
+        late: found.late,
+        wasted: found.wasted,
+        filled: found.filled,
+    }
+}
+
 impl Reading {
+    fn expert_wait(&self) -> ExpertWait {
+        let experts = &self.experts;
+        let seconds = experts.wait.as_secs_f64();
+        let per_second = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
+        ExpertWait {
+            total_ms: milliseconds(experts.wait),
+            idle_ms: milliseconds(experts.idle_wait),
+            reads: per_second(experts.wait_reads),
+            bytes_per_second: per_second(experts.wait_bytes as f64),
+        }
+    }
+
     fn spent(&self) -> Spent {
         let known = self.wait + self.compute + self.sampling;
         Spent {
             total_ms: milliseconds(self.time),
             wait_ms: milliseconds(self.wait),
+            expert_wait_ms: milliseconds(self.experts.wait),
             compute_ms: milliseconds(self.compute),
             sampling_ms: milliseconds(self.sampling),
             other_ms: milliseconds(self.time.saturating_sub(known)),

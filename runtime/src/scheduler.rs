@@ -1,6 +1,6 @@
 //! The engine's thread: takes requests in turn and runs their passes.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
-use emel_loader::reader::Backend;
+use emel_loader::reader::{Backend, ReadError};
 use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
@@ -25,8 +25,10 @@ use crate::blueprint::{Blueprint, Io};
 use crate::budget::RamBudget;
 use crate::engine::Description;
 use crate::error::Error;
+use crate::experts::MixtureShape;
+use crate::experts::heat::{self, Heat, Learning};
 use crate::generator::{Generator, PassEnd};
-use crate::live_budget::{LiveBudget, POLL_INTERVAL};
+use crate::live_budget::{LiveBudget, NoticeListener, POLL_INTERVAL};
 use crate::meter::{self, Counts, FixedUsage, Meter};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
@@ -145,6 +147,7 @@ async fn build(
         fallback,
     } = load(blueprint, &files, candidates, &mut on_bytes).await?;
     notices.extend(fallback);
+    let heat = HeatFile::new(blueprint, &mut generator, &mut notices);
     generator.follow(LiveBudget::new(
         &blueprint.plan,
         generator.weights(),
@@ -167,6 +170,7 @@ async fn build(
         vocabulary: blueprint.program.vocabulary(),
         text_limit: blueprint.text_limit(),
         backend,
+        keeps_heat: heat.is_some(),
         notices,
     };
     let scheduler = Scheduler {
@@ -190,6 +194,7 @@ async fn build(
         generator,
         sampling: Duration::ZERO,
         trace: blueprint.trace.clone(),
+        heat,
     };
     Ok((scheduler, description))
 }
@@ -273,6 +278,63 @@ pub(crate) struct Scheduler {
     is_lossy: bool,
     identity: Identity,
     pub(crate) fixed: FixedUsage,
+    /// Where what was learnt is kept in the end, if it is.
+    heat: Option<HeatFile>,
+}
+
+/// The place of what is learnt about the model's experts.
+struct HeatFile {
+    path: PathBuf,
+    listener: NoticeListener,
+}
+
+impl HeatFile {
+    /// Lets the generator begin with what an earlier run has left, as the settings say, and
+    /// says where to keep what it learns. What cannot be used is left as it is.
+    fn new(
+        blueprint: &Blueprint,
+        generator: &mut Generator,
+        notices: &mut Vec<String>,
+    ) -> Option<Self> {
+        let learning = blueprint.settings.learning;
+        if learning == Learning::Off || blueprint.plan.expert_slots.is_none() {
+            return None;
+        }
+        let path = heat::place(&blueprint.path);
+        let load = || {
+            if !path.exists() {
+                return Ok(None);
+            }
+            let identity = blueprint.identity().map_err(|error| error.to_string())?;
+            let shape = MixtureShape::of(&blueprint.program);
+            Heat::load(&path, identity, shape).map_err(|error| error.to_string())
+        };
+        match load() {
+            Ok(Some(found)) => generator.warm(found),
+            Ok(None) => {}
+            Err(why) => {
+                notices.push(format!("{} is ignored: {why}", path.display()));
+                return None;
+            }
+        }
+        (learning == Learning::Keep).then(|| Self {
+            path,
+            listener: blueprint.listener.clone(),
+        })
+    }
+
+    fn save(&self, learnt: &Heat, identity: Result<u64, ReadError>) {
+        let saved = match identity {
+            Ok(identity) => learnt
+                .save(&self.path, identity)
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(why) = saved {
+            let path = self.path.display();
+            self.listener.tell(&format!("{path}: {why}"));
+        }
+    }
 }
 
 /// How a generation ended early.
@@ -299,11 +361,13 @@ impl From<PassEnd> for Interruption {
 impl Scheduler {
     async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
         loop {
-            let received = timeout(POLL_INTERVAL, jobs.recv()).await;
+            let received = timeout(POLL_INTERVAL, self.next_job(&mut jobs)).await;
             // A limit may change while nobody asks for anything.
             self.generator.follow_budget();
             let Ok(received) = received else { continue };
-            let Some(job) = received else { return };
+            let Some(job) = received else {
+                return self.keep_heat();
+            };
             match job {
                 Job::Generate(generation) => self.answer(generation).await,
                 Job::Evaluate(evaluation) => self.evaluate(evaluation).await,
@@ -315,6 +379,29 @@ impl Scheduler {
                     let _ = job.finished.send(outcome);
                 }
             }
+        }
+    }
+
+    /// The next job; what may be needed for it is read meanwhile.
+    async fn next_job(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
+        let mut receiving = pin!(jobs.recv());
+        let mut reading = pin!(self.generator.read_ahead());
+        poll_fn(|context| {
+            let received = receiving.as_mut().poll(context);
+            if received.is_pending() {
+                let _ = reading.as_mut().poll(context);
+            }
+            received
+        })
+        .await
+    }
+
+    /// Keeps what was learnt for another run.
+    fn keep_heat(&mut self) {
+        if let Some(heat) = &self.heat
+            && let Some(learnt) = self.generator.learnt()
+        {
+            heat.save(&learnt, self.identity.get());
         }
     }
 

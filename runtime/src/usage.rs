@@ -79,6 +79,8 @@ pub struct Spent {
     pub total_ms: f64,
     /// Time that steps waited for weights.
     pub wait_ms: f64,
+    /// The part of it in which they waited for experts; in the rest it was units.
+    pub expert_wait_ms: f64,
     /// Time that steps computed.
     pub compute_ms: f64,
     /// Time in which tokens were chosen.
@@ -102,8 +104,50 @@ pub struct ExpertUsage {
     pub misses: u64,
     /// The bytes of these per token, without what alignment adds.
     pub missed_bytes_per_token: u64,
-    /// Time that layers waited for them, in all.
+    /// Experts that were on their way when they were needed, because they had been guessed,
+    /// after the first token.
+    pub late: u64,
+    /// Time that layers waited for experts, in all.
     pub wait_ms: f64,
+    /// The same after the first token, and what the drive did meanwhile.
+    pub decode_wait: ExpertWait,
+    /// Guesses after the first token.
+    pub prefetch: PrefetchUsage,
+}
+
+/// Time that layers waited for experts after the first token, and the drive in that time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ExpertWait {
+    /// All of it.
+    pub total_ms: f64,
+    /// The part of it in which the drive had been asked for nothing more.
+    pub idle_ms: f64,
+    /// Reads under way, on average over the time.
+    pub reads: f64,
+    /// Bytes per second that were read.
+    pub bytes_per_second: f64,
+}
+
+/// Experts that were read before they were needed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PrefetchUsage {
+    /// `auto`, `off`, `router`, `coact` or `both`.
+    pub setting: &'static str,
+    /// Tokens computed with guesses; with `auto` those that it was thought to pay for, or
+    /// tried with.
+    pub tokens: u64,
+    /// Experts read.
+    pub issued: u64,
+    /// Their bytes, without what alignment adds.
+    pub issued_bytes: u64,
+    /// Those that were in memory when they were needed.
+    pub useful: u64,
+    /// Those that were still on their way then.
+    pub late: u64,
+    /// Those that had to go, and were not needed before.
+    pub wasted: u64,
+    /// Experts read into empty slots because earlier runs have used them most, in all.
+    pub filled: u64,
 }
 
 /// Lossy routing, and what it has changed after the first token.

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use emel::{Backend, Io, KvType, Request, SamplerOptions};
+use emel::{Backend, Io, KvType, Prefetch, Request, SamplerOptions};
 use emel_loader::counting_allocator::CountingAllocator;
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};
@@ -41,6 +41,7 @@ fn check(model: &Path, backend: Backend, kv_type: KvType) {
     let file_bytes = std::fs::metadata(model).unwrap().len();
     let mut small = settings(0, 400);
     (small.io, small.kv_type) = (Io::Only(backend), kv_type);
+    small.prefetch = Prefetch::Both;
     let smallest = smallest_budget(model, &small);
     small.ram_budget = emel::RamBudget::Bytes(smallest + file_bytes / 4);
     block_on(async {

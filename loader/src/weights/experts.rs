@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use super::populate::Populate;
 use super::{Weights, WeightsError};
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::expert_slots::{
-    EXPERT_PARTS, EXPERT_READS, ExpertBytes, ExpertId, ExpertSlots, NextRead,
+    EXPERT_PARTS, EXPERT_READS, ExpertBytes, ExpertId, ExpertSlots, NextRead, UnderWay,
 };
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, ExpertSlotsPlan, Plan, ROW_SLOTS, held};
@@ -33,7 +34,7 @@ pub(super) enum Experts {
     /// In memory for good.
     Resident(Resident),
     /// Some of them are in slots.
-    Slots(Box<ExpertSlots>),
+    Slots(Box<ExpertSlots>, Option<Populate>),
 }
 
 /// Experts that stay, once they are loaded.
@@ -71,8 +72,9 @@ impl Experts {
                 spare: plan.spare_expert_slots.clone(),
             }));
         };
+        let populate = arena.as_ref().map(Populate::start);
         let slots = ExpertSlots::new(planned.layout.clone(), planned.slots, arena);
-        Ok(Self::Slots(Box::new(slots)))
+        Ok(Self::Slots(Box::new(slots), populate))
     }
 
     /// Where the next experts that stay are read to; `None` for a mapping.
@@ -109,20 +111,37 @@ impl Experts {
     pub(super) fn resident_bytes(&self) -> u64 {
         match self {
             Self::Resident(resident) => resident.bytes,
-            Self::Slots(_) => 0,
+            Self::Slots(..) => 0,
         }
     }
 
     fn slots(&self) -> &ExpertSlots {
         match self {
-            Self::Slots(slots) => slots,
+            Self::Slots(slots, _) => slots,
             Self::Resident(_) => panic!("a slot is asked for where all experts stay"),
+        }
+    }
+
+    /// The slot is in use from now on.
+    fn used(&mut self, slot: usize) {
+        if let Self::Slots(slots, Some(populate)) = self {
+            populate.used((slot + 1) * slots.slot_bytes());
+        }
+    }
+
+    /// Lets the first `open` slots be used from now on.
+    fn set_open(&mut self, open: usize) {
+        if let Self::Slots(slots, populate) = self {
+            if let Some(populate) = populate {
+                populate.limit(open * slots.slot_bytes());
+            }
+            slots.set_open(open);
         }
     }
 
     fn slots_mut(&mut self) -> &mut ExpertSlots {
         match self {
-            Self::Slots(slots) => slots,
+            Self::Slots(slots, _) => slots,
             Self::Resident(_) => panic!("a slot is asked for where all experts stay"),
         }
     }
@@ -130,7 +149,7 @@ impl Experts {
     /// The parts of an expert, if they are in memory.
     fn parts(&self, id: ExpertId, slot: usize) -> Option<[View; EXPERT_PARTS]> {
         match self {
-            Self::Slots(slots) => slots.parts(slot, id),
+            Self::Slots(slots, _) => slots.parts(slot, id),
             Self::Resident(Resident { mixtures, .. }) => {
                 let [gate, up, down] = *mixtures.get(id.mixture)?.get(id.expert)?;
                 Some([gate?, up?, down?])
@@ -154,13 +173,64 @@ impl Weights {
     /// # Panics
     /// When the plan has no slots for experts.
     pub fn want_expert(&mut self, slot: usize, id: ExpertId) -> bool {
-        if self.experts.slots().is_given_to(slot, id) {
-            return false;
+        let is_given = self.experts.slots().is_given_to(slot, id);
+        if is_given {
+            self.experts.slots_mut().demand(slot);
+        } else {
+            self.empty_expert_slot(slot);
+            self.experts.used(slot);
+            self.experts.slots_mut().want(slot, id);
         }
-        self.empty_expert_slot(slot);
-        self.experts.slots_mut().want(slot, id);
         self.begin_expert_reads();
-        true
+        !is_given
+    }
+
+    /// As [`Weights::want_expert`], for an expert that may be needed soon: its reads are
+    /// begun after those of all that are, and that one of them has failed is not heard of.
+    ///
+    /// # Panics
+    /// When the plan has no slots for experts.
+    pub fn guess_expert(&mut self, slot: usize, id: ExpertId) {
+        if !self.experts.slots().is_given_to(slot, id) {
+            self.empty_expert_slot(slot);
+            self.experts.used(slot);
+            self.experts.slots_mut().guess(slot, id);
+            self.begin_expert_reads();
+        }
+    }
+
+    /// Takes the slot from a guess that was wrong, if that saves a read. Those under way land
+    /// before the slot is used again. Returns whether it was taken.
+    ///
+    /// # Panics
+    /// When the plan has no slots for experts.
+    pub fn forget_guess(&mut self, slot: usize, id: ExpertId) -> bool {
+        let saves = self.experts.slots().is_unfinished_guess(slot, id);
+        if saves {
+            self.empty_expert_slot(slot);
+        }
+        saves
+    }
+
+    /// Reads of experts that were submitted and not taken yet.
+    pub fn expert_reads(&self) -> usize {
+        match &self.experts {
+            Experts::Slots(slots, _) => slots.reads_under_way(),
+            Experts::Resident(_) => 0,
+        }
+    }
+
+    /// When the last read of all ended, or the table was made.
+    pub fn last_landed(&self) -> Instant {
+        self.table.last_landed()
+    }
+
+    /// Experts that have a slot and are not there yet.
+    ///
+    /// # Panics
+    /// When the plan has no slots for experts.
+    pub fn experts_under_way(&self) -> UnderWay {
+        self.experts.slots().under_way()
     }
 
     /// Waits until another expert that was wanted is there.
@@ -201,10 +271,13 @@ impl Weights {
                         has_landed |= self.experts.slots_mut().landed(read, view);
                     }
                     Poll::Ready(Err(error)) => {
-                        if let Some(slot) = self.experts.slots_mut().failed(read) {
+                        let failed = self.experts.slots_mut().failed(read);
+                        if let Some((slot, _)) = failed {
                             self.empty_expert_slot(slot);
                         }
-                        return Err(error);
+                        if !failed.is_some_and(|(_, is_guess)| is_guess) {
+                            return Err(error);
+                        }
                     }
                 },
             }
@@ -245,7 +318,7 @@ impl Weights {
     /// After an error or a cancelled pass: the reads of experts that have not landed were
     /// abandoned, and their slots are empty.
     pub(super) fn forget_unfinished_experts(&mut self) {
-        let Experts::Slots(slots) = &self.experts else {
+        let Experts::Slots(slots, _) = &self.experts else {
             return;
         };
         let mut next = slots.slots_in_reading().next();

@@ -61,7 +61,7 @@ impl Forward {
             .routing
             .relax(&self.routers[mixture], rule, is_in_memory);
         if !loss.is_none() {
-            self.dispatch();
+            self.dispatch(mixture);
             self.state.mark_lossy();
         }
         loss

@@ -49,6 +49,7 @@ impl<'a> ProgramBuilder<'a> {
                 rotations: Vec::new(),
                 routers: Vec::new(),
                 logged_guesses: None,
+                look_ahead: None,
                 states: Vec::new(),
                 widths,
             },

@@ -8,17 +8,45 @@
 use super::{Buffer, Op, Program};
 
 /// The way from the residual stream to the logits of a router.
-#[derive(Debug, Clone, Copy)]
-struct RouterPath {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouterPath {
     /// Index of the norm's weight.
-    norm: usize,
+    pub norm: usize,
     /// Index of the router's matrix.
-    matrix: usize,
+    pub matrix: usize,
     /// Index of the bias of its logits.
-    bias: Option<usize>,
+    pub bias: Option<usize>,
+}
+
+/// Routers that can be asked early, beside the program.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LookAhead {
+    /// The way to each router, in compute order.
+    pub paths: Vec<RouterPath>,
+    /// Experts that are guessed.
+    pub guesses: usize,
 }
 
 impl Program {
+    /// Lets routers be asked early for up to `guesses` experts, outside of the operations,
+    /// by [`Forward::guess_experts`](crate::forward::Forward::guess_experts). Nothing
+    /// changes for a model in which a router sees something else than the normed residual
+    /// stream.
+    pub fn look_ahead(&mut self, guesses: usize) {
+        let (experts, _) = self.routing_max();
+        let guesses = guesses.min(experts);
+        self.look_ahead = self
+            .router_paths()
+            .filter(|paths| guesses > 0 && paths.len() > 1)
+            .map(|paths| LookAhead { paths, guesses });
+    }
+
+    fn router_paths(&self) -> Option<Vec<RouterPath>> {
+        (0..self.routers.len())
+            .map(|router| self.router_path(router))
+            .collect()
+    }
+
     /// Has the routing of every pass logged ([`crate::routing_log::RoutingLog`]), and
     /// has each mixture guess, for every token, up to `guesses` experts of the next one.
     /// What is computed otherwise stays the same, to the bit.
@@ -27,9 +55,7 @@ impl Program {
     /// read like any others. A model in which a router sees something else than the
     /// normed residual stream is logged without guesses.
     pub fn log_routing(&mut self, guesses: usize) {
-        let paths: Option<Vec<RouterPath>> = (0..self.routers.len())
-            .map(|router| self.router_path(router))
-            .collect();
+        let paths = self.router_paths();
         let (experts, _) = self.routing_max();
         let guesses = guesses.min(experts);
         self.logged_guesses = Some(guesses);

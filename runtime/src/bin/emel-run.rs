@@ -10,6 +10,7 @@ use clap::{ArgGroup, Parser};
 use emel::blueprint::Blueprint;
 use emel::budget::in_binary_units;
 use emel::cli::conversation::{self, ConversationOptions};
+use emel::cli::experts::ExpertOptions;
 use emel::cli::interrupt::{EndSignal, Event, Interrupts};
 use emel::cli::lossy::LossyOptions;
 use emel::cli::output::OutputFile;
@@ -66,6 +67,9 @@ struct Options {
     profile: Option<PathBuf>,
 
     #[command(flatten)]
+    experts: ExpertOptions,
+
+    #[command(flatten)]
     sampling: SamplingOptions,
 
     #[command(flatten)]
@@ -84,6 +88,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     settings.sampler = Some(sampler.clone());
     settings.lossy = options.lossy.routing();
     settings.profile = options.profile.is_some();
+    options.experts.apply(&mut settings);
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     let text = options.text.read(Some(&blueprint.text_limit()))?;
     let sampling = &options.sampling;
@@ -220,7 +225,8 @@ async fn continue_text(
         Some(path) => engine.restore_session(path).await?,
         None => 0,
     };
-    let mut interrupts = (listens || session.is_some())
+    let listens = listens || session.is_some() || engine.description().keeps_heat;
+    let mut interrupts = listens
         .then(Interrupts::listen)
         .transpose()
         .context("cannot be told of signals (Ctrl-C)")?;
@@ -336,13 +342,35 @@ fn print_statistics(usage: &Usage) {
     ));
     if let Some(experts) = &usage.experts {
         cli::tell(&format!(
-            "experts: {} of {} in memory, {} hits, {} misses ({} per token), {:.0} ms waiting for them",
+            "experts: {} of {} in memory, {} hits, {} late, {} misses ({} per token), {:.0} ms waiting for them",
             experts.slots,
             experts.of_experts,
             experts.hits,
+            experts.late,
             experts.misses,
             size(experts.missed_bytes_per_token),
             experts.wait_ms,
+        ));
+        let prefetch = &experts.prefetch;
+        cli::tell(&format!(
+            "guesses: {} ({} of {} tokens): {} read ({}), {} useful, {} late, {} wasted; {} filled in from earlier runs",
+            prefetch.setting,
+            prefetch.tokens,
+            usage.generated_tokens.saturating_sub(1),
+            prefetch.issued,
+            size(prefetch.issued_bytes),
+            prefetch.useful,
+            prefetch.late,
+            prefetch.wasted,
+            prefetch.filled,
+        ));
+        let wait = &experts.decode_wait;
+        cli::tell(&format!(
+            "waiting: {:.0} ms for experts while decoding, the drive idle in {:.0} of them, else {:.1} reads under way and {}/s",
+            wait.total_ms,
+            wait.idle_ms,
+            wait.reads,
+            size(wait.bytes_per_second as u64),
         ));
     }
     if let Some(lossy) = &usage.lossy {
@@ -376,7 +404,12 @@ fn print_statistics(usage: &Usage) {
 
 fn tell_times(label: &str, spent: &Spent) {
     cli::tell(&format!(
-        "{label}{:.0} ms: {:.0} waiting for weights, {:.0} computing, {:.0} sampling, {:.0} else",
-        spent.total_ms, spent.wait_ms, spent.compute_ms, spent.sampling_ms, spent.other_ms
+        "{label}{:.0} ms: {:.0} waiting for weights ({:.0} for experts), {:.0} computing, {:.0} sampling, {:.0} else",
+        spent.total_ms,
+        spent.wait_ms,
+        spent.expert_wait_ms,
+        spent.compute_ms,
+        spent.sampling_ms,
+        spent.other_ms
     ));
 }

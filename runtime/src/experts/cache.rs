@@ -187,6 +187,21 @@ impl ExpertCache {
         (slot != NONE).then_some(slot as usize)
     }
 
+    /// Takes the slot of an expert from it, for the next that needs one.
+    pub fn release(&mut self, layer: usize, expert: usize) {
+        let index = self.shape.index(layer, expert);
+        let slot = std::mem::replace(&mut self.slots[index], NONE);
+        if slot != NONE {
+            self.free.push(slot);
+            self.coldest[layer] = Coldest::Unknown;
+        }
+    }
+
+    /// Whether there are slots that nobody has been given.
+    pub fn has_free_slots(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Gives a slot to an expert that has none. Nothing if every slot is taken by an
     /// expert that the layer being computed needs.
     pub fn admit(&mut self, layer: usize, expert: usize) -> Option<Admission> {
@@ -204,6 +219,13 @@ impl ExpertCache {
             return None;
         }
         Some(self.replace(victim, layer, expert))
+    }
+
+    /// Experts without a slot that a layer will choose when it comes next, on average.
+    pub fn expected_misses(&self, layer: usize) -> f32 {
+        let experts = layer * self.shape.experts..(layer + 1) * self.shape.experts;
+        let missing = experts.filter(|&index| self.slots[index] == NONE);
+        missing.map(|index| self.uses[index].chance).sum()
     }
 
     /// A predictor's chance that an expert is chosen when its layer comes next; until then
@@ -472,6 +494,20 @@ mod tests {
         cache.expect(1, 5, 0.99);
         let admission = cache.prefetch(1, 5).expect("colder than that");
         assert!(admission.evicted.is_some_and(|evicted| evicted != (0, 0)));
+    }
+
+    #[test]
+    fn a_slot_that_is_released_is_the_next_to_be_given() {
+        let mut cache = ExpertCache::new(SHAPE, 2);
+        step(&mut cache, 0, &[3, 4]);
+        let slot = cache.slot(0, 3);
+        cache.route(1, &[0, 1]);
+        cache.release(0, 3);
+        cache.release(0, 3);
+        assert_consistent(&cache, 2);
+        let admission = cache.admit(1, 0).expect("a free slot");
+        assert_eq!((Some(admission.slot), admission.evicted), (slot, None));
+        assert_consistent(&cache, 2);
     }
 
     #[test]

@@ -5,6 +5,9 @@
 //! land. With fewer slots than experts, as a chunk of a prompt may need them,
 //! a slot is given on as soon as its expert has been computed. So each is read at most once
 //! for a layer and a chunk, and the wait is only for what is left.
+//!
+//! The next layer's experts are guessed when there is nothing else to do: at once if all that
+//! the layer needs is in memory, else before waiting for what is not.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +15,7 @@ use arrayvec::ArrayVec;
 use emel_loader::expert_slots::ExpertId;
 use emel_loader::plan::{ExpertSlotsPlan, Plan};
 use emel_loader::reader::ReadError;
+use emel_loader::unit::Part;
 use emel_loader::weights::{EXPERTS_MAX, PlacedExpert, Weights};
 use emel_model::forward::Forward;
 use emel_model::program::Program;
@@ -19,22 +23,35 @@ use emel_model::routing::LossyRouting;
 
 use super::MixtureShape;
 use super::cache::ExpertCache;
+use super::heat::Heat;
+use super::prefetch::{Prefetch, PrefetchStatistics, Prefetcher};
+
+/// Bytes of a part of a router, or more but for its last one.
+const ROUTER_PART_BYTES: usize = 64 << 10;
 
 /// What experts have cost so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ExpertStatistics {
     /// Experts that were in memory when a layer's routing named them.
     pub hits: u64,
-    /// Experts that had to be asked for.
+    /// Experts that had to be asked for. What is neither this nor that was on its way.
     pub misses: u64,
     /// The bytes of these, without what alignment adds.
     pub missed_bytes: u64,
-    /// Time that layers waited for them.
+    /// Time that layers waited for experts.
     pub wait: Duration,
     /// Experts that lossy routing put in the place of a router's choice.
     pub substituted: u64,
     /// Experts that it left out.
     pub dropped: u64,
+    /// The part of it in which the drive had been asked for nothing more.
+    pub idle_wait: Duration,
+    /// Reads under way while layers waited, times the seconds of that.
+    pub wait_reads: f64,
+    /// Bytes that were read while layers waited.
+    pub wait_bytes: u64,
+    /// What became of guesses.
+    pub prefetch: PrefetchStatistics,
 }
 
 impl ExpertStatistics {
@@ -47,6 +64,10 @@ impl ExpertStatistics {
             wait: self.wait - before.wait,
             substituted: self.substituted - before.substituted,
             dropped: self.dropped - before.dropped,
+            idle_wait: self.idle_wait - before.idle_wait,
+            wait_reads: self.wait_reads - before.wait_reads,
+            wait_bytes: self.wait_bytes - before.wait_bytes,
+            prefetch: self.prefetch.since(&before.prefetch),
         }
     }
 }
@@ -78,18 +99,31 @@ struct Slots {
     expert_bytes: Vec<u64>,
     /// What was chosen, for the cache.
     chosen: Vec<usize>,
+    prefetcher: Prefetcher,
+    /// Where the router of each mixture is, if it can be asked early.
+    routers: Vec<RouterParts>,
 }
+
+/// The units that a router's matrix is in, and its parts in each.
+type RouterParts = Vec<(usize, Part)>;
 
 impl ExpertDemand {
     /// Nothing is in the slots of `plan` yet; [`ExpertDemand::relax`] goes by `lossy`.
-    pub fn new(program: &Program, plan: &Plan, lossy: LossyRouting) -> Self {
-        let shape = mixture_shape(program);
+    pub fn new(program: &Program, plan: &Plan, prefetch: Prefetch, lossy: LossyRouting) -> Self {
+        let shape = MixtureShape::of(program);
+        let look_ahead = program.look_ahead.as_ref();
+        let guesses = look_ahead.map_or(0, |look_ahead| look_ahead.guesses);
         let with_slots = |planned: &ExpertSlotsPlan, slots| Slots {
             cache: ExpertCache::new(shape, slots),
             expert_bytes: (0..shape.layers)
                 .map(|mixture| planned.layout.expert_bytes(mixture))
                 .collect(),
             chosen: Vec::with_capacity(shape.experts),
+            prefetcher: Prefetcher::new(shape, prefetch, guesses),
+            routers: look_ahead.map_or_else(Vec::new, |look_ahead| {
+                let paths = look_ahead.paths.iter();
+                paths.map(|path| parts_of(plan, path.matrix)).collect()
+            }),
         };
         Self {
             slots: (plan.expert_slots.as_ref()).map(|planned| with_slots(planned, planned.slots)),
@@ -103,10 +137,19 @@ impl ExpertDemand {
 
     /// The bytes that [`ExpertDemand::new`] allocates, with up to a slot for each expert.
     pub fn required_bytes(program: &Program) -> u64 {
-        let shape = mixture_shape(program);
+        let shape = MixtureShape::of(program);
         let lists = shape.experts * (size_of::<Needed>() + size_of::<usize>());
+        let routers = program.look_ahead.iter().flat_map(|it| &it.paths);
+        let router_parts = routers.map(|path| {
+            let matrix = program.matrices[path.matrix];
+            1 + matrix.rows * matrix.columns * size_of::<f32>() / ROUTER_PART_BYTES
+        });
+        let of_routers = router_parts.sum::<usize>() * size_of::<(usize, Part)>()
+            + shape.layers * size_of::<RouterParts>();
         let of_mixtures = shape.layers * size_of::<u64>();
-        (ExpertCache::required_bytes(shape, shape.all()) + lists + of_mixtures) as u64
+        let prefetcher = Prefetcher::required_bytes(shape);
+        let cache = ExpertCache::required_bytes(shape, shape.all());
+        (cache + lists + of_routers + of_mixtures + prefetcher) as u64
     }
 
     /// Goes by the slots that `weights` has for experts now. Called between passes.
@@ -124,7 +167,70 @@ impl ExpertDemand {
 
     /// What experts have cost so far.
     pub fn statistics(&self) -> ExpertStatistics {
-        self.statistics
+        let prefetcher = self.slots.as_ref().map(|slots| &slots.prefetcher);
+        ExpertStatistics {
+            prefetch: prefetcher.map(Prefetcher::statistics).unwrap_or_default(),
+            ..self.statistics
+        }
+    }
+
+    /// Begins with what an earlier run has learnt, where experts have slots.
+    pub fn warm(&mut self, heat: Heat) {
+        if let Some(slots) = &mut self.slots {
+            slots.cache.warm(&heat.heats);
+            slots.prefetcher.warm(heat);
+        }
+    }
+
+    /// What was learnt, if that is worth keeping.
+    pub fn learnt(&self) -> Option<Heat> {
+        let slots = self.slots.as_ref()?;
+        slots.prefetcher.learnt(slots.cache.heats().collect())
+    }
+
+    /// A pass over so many tokens begins.
+    pub fn begin_pass(&mut self, tokens: usize) {
+        if let Some(slots) = &mut self.slots {
+            slots.prefetcher.begin_pass(tokens);
+        }
+    }
+
+    /// The pass has ended after this time; nothing if it failed or was cancelled.
+    pub fn end_pass(&mut self, length: Option<Duration>) {
+        if let Some(Slots { prefetcher, .. }) = &mut self.slots {
+            match length {
+                Some(length) => prefetcher.end_pass(length.as_secs_f32()),
+                None => prefetcher.abandon(),
+            }
+        }
+    }
+
+    /// Goes on reading what may be needed, between two steps.
+    ///
+    /// # Errors
+    /// When the read of an expert that a layer needs has failed; the pass is then over.
+    pub fn read_ahead(&mut self, weights: &mut Weights) -> Result<(), ReadError> {
+        let Some(slots) = &mut self.slots else {
+            return Ok(());
+        };
+        if slots.prefetcher.has_reads() || weights.experts_under_way().guessed > 0 {
+            weights.take_landed_experts()?;
+            slots.read_ahead(weights);
+        }
+        Ok(())
+    }
+
+    /// Reads what may be needed while there is nothing else to do. Never ends; may be
+    /// dropped at any time.
+    pub async fn read_ahead_idle(&mut self, weights: &mut Weights) {
+        // What fails will be read again, and heard of, when it is needed.
+        while let Ok(()) = self.read_ahead(weights) {
+            let under_way = self.slots.is_some() && weights.experts_under_way().guessed > 0;
+            if !under_way || weights.next_expert().await.is_err() {
+                break;
+            }
+        }
+        std::future::pending().await
     }
 
     /// A mixture has been routed for a token that is decoded: changes its choice, if lossy
@@ -144,7 +250,13 @@ impl ExpertDemand {
 
     /// A mixture has been routed: notes which experts it needs, and has those read that are
     /// not in memory.
-    pub fn begin(&mut self, mixture: usize, weights: &mut Weights, forward: &Forward) {
+    pub fn begin(
+        &mut self,
+        mixture: usize,
+        weights: &mut Weights,
+        forward: &mut Forward,
+        computed: &mut impl FnMut(Option<usize>, Instant),
+    ) {
         let routing = forward.routing();
         let is_needed = |expert: &usize| !routing.rows_of_expert(*expert).is_empty();
         let chosen = (0..routing.experts()).filter(is_needed);
@@ -155,6 +267,8 @@ impl ExpertDemand {
             cache,
             expert_bytes,
             chosen,
+            prefetcher,
+            ..
         }) = &mut self.slots
         else {
             return;
@@ -170,13 +284,26 @@ impl ExpertDemand {
                 let id = ExpertId { mixture, expert };
                 if weights.has_expert(slot, id) {
                     self.statistics.hits += 1;
+                    prefetcher.hit(mixture, expert);
                 } else if weights.want_expert(slot, id) {
                     self.statistics.misses += 1;
                     self.statistics.missed_bytes += expert_bytes[mixture];
+                    prefetcher.missed(mixture, expert);
+                } else {
+                    prefetcher.late(mixture, expert);
                 }
             }
         }
+        prefetcher.route(cache, mixture, chosen);
         self.find_slots(mixture, weights);
+        if let Some(slots) = &mut self.slots {
+            slots
+                .prefetcher
+                .forget_wrong(&mut slots.cache, weights, &slots.chosen);
+        }
+        if weights.experts_under_way().demanded == 0 {
+            self.guess(weights, forward, computed);
+        }
     }
 
     /// Computes the experts of a mixture that was begun. `computed` is told when each step
@@ -192,8 +319,9 @@ impl ExpertDemand {
         computed: &mut impl FnMut(Option<usize>, Instant),
     ) -> Result<(), ReadError> {
         loop {
-            if self.slots.is_some() {
+            if let Some(slots) = &mut self.slots {
                 weights.take_landed_experts()?;
+                slots.read_ahead(weights);
             }
             let ready = self.take_ready(mixture, weights);
             if !ready.is_empty() {
@@ -209,15 +337,51 @@ impl ExpertDemand {
                 if !self.lossy.is_on() || all_slots_are_done() {
                     self.find_slots(mixture, weights);
                 }
+            } else if self.has_slots_and(|slots| slots.prefetcher.wants_guess()) {
+                self.guess(weights, forward, computed);
             } else if self.needed.is_empty() {
                 return Ok(());
             } else {
-                let started = Instant::now();
-                let outcome = weights.next_expert().await;
-                self.statistics.wait += started.elapsed();
-                outcome?;
+                self.wait(weights).await?;
             }
         }
+    }
+
+    async fn wait(&mut self, weights: &mut Weights) -> Result<(), ReadError> {
+        let (started, before) = (Instant::now(), weights.statistics().bytes_read);
+        let reads = weights.expert_reads();
+        let outcome = weights.next_expert().await;
+        let (ended, statistics) = (Instant::now(), &mut self.statistics);
+        let length = ended - started;
+        statistics.wait += length;
+        statistics.wait_reads += reads as f64 * length.as_secs_f64();
+        statistics.wait_bytes += weights.statistics().bytes_read - before;
+        if weights.expert_reads() == 0 {
+            statistics.idle_wait += ended
+                .saturating_duration_since(weights.last_landed())
+                .min(length);
+        }
+        outcome
+    }
+
+    fn has_slots_and(&self, test: impl FnOnce(&Slots) -> bool) -> bool {
+        self.slots.as_ref().is_some_and(test)
+    }
+
+    /// Guesses the next layer's experts, and has some of them read if the drive is idle.
+    fn guess(
+        &mut self,
+        weights: &mut Weights,
+        forward: &mut Forward,
+        computed: &mut impl FnMut(Option<usize>, Instant),
+    ) {
+        let Some(slots) = self.slots.as_mut().filter(|it| it.prefetcher.wants_guess()) else {
+            return;
+        };
+        let started = Instant::now();
+        slots.guess(weights, forward);
+        computed(None, started);
+        slots.read_ahead(weights);
     }
 
     /// Has the experts that have no slot read into what slots there are.
@@ -235,6 +399,7 @@ impl ExpertDemand {
                 return;
             };
             needed.slot = Some(admission.slot);
+            slots.prefetcher.evicted(admission.evicted);
             weights.want_expert(admission.slot, ExpertId { mixture, expert });
             self.statistics.misses += 1;
             self.statistics.missed_bytes += slots.expert_bytes[mixture];
@@ -274,11 +439,38 @@ impl ExpertDemand {
     }
 }
 
-fn mixture_shape(program: &Program) -> MixtureShape {
-    let (experts, used) = program.routing_max();
-    MixtureShape {
-        layers: program.expert_groups.len(),
-        experts,
-        used,
+impl Slots {
+    fn guess(&mut self, weights: &Weights, forward: &mut Forward) {
+        let router = self.prefetcher.next_layer();
+        let is_in_memory = |parts: &&RouterParts| {
+            let mut units = parts.iter().map(|&(unit, _)| weights.pinned_unit(unit));
+            units.all(|bytes| bytes.is_some())
+        };
+        // The first layer's router waits for the next token.
+        let parts = self.routers.get(router).filter(|_| router > 0);
+        let ahead = match parts.filter(is_in_memory) {
+            Some(parts) => {
+                let of_unit = |&(unit, part)| Some((part, weights.pinned_unit(unit)?));
+                forward.guess_experts(router, parts.iter().filter_map(of_unit))
+            }
+            None => &[],
+        };
+        let ahead = ahead.iter().map(|choice| choice.expert);
+        self.prefetcher.guess(&mut self.cache, ahead);
     }
+
+    fn read_ahead(&mut self, weights: &mut Weights) {
+        self.prefetcher
+            .read_ahead(&mut self.cache, weights, &self.expert_bytes);
+    }
+}
+
+/// The parts of a matrix, and the units that they are in.
+fn parts_of(plan: &Plan, matrix: usize) -> RouterParts {
+    let mut found = Vec::new();
+    for (index, unit) in plan.units.iter().enumerate() {
+        let parts = unit.parts.iter().filter(|part| part.weight == matrix);
+        found.extend(parts.map(|&part| (index, part)));
+    }
+    found
 }

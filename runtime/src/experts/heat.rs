@@ -1,6 +1,7 @@
-//! What a replay has learnt about a model's experts, in a file: how hot each of them is,
-//! and the co-activation table. `emel replay` alone writes it (`--save-heat`) and begins
-//! with it (`--heat`), to score what learning over several texts is worth.
+//! What was learnt about a model's experts, in a file: how hot each of them is, and the
+//! co-activation table. `emel-run` keeps it beside the model ([`place`]); `emel replay` writes
+//! it (`--save-heat`) and begins with it (`--heat`), to score what learning over several texts
+//! is worth.
 //!
 //! ```text
 //! "EMELHEAT"                     8 bytes
@@ -19,7 +20,7 @@
 use std::fs::File;
 use std::hash::Hasher;
 use std::io::{self, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::MixtureShape;
 use super::coactivation::Coactivation;
@@ -29,6 +30,25 @@ use crate::whole_file::{begins_with, write_whole};
 const MAGIC: [u8; 8] = *b"EMELHEAT";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 28;
+
+/// What becomes of what an engine learns about experts that do not all fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Learning {
+    /// It is forgotten.
+    #[default]
+    Off,
+    /// What an earlier run has left beside the model is used, and nothing is written.
+    Read,
+    /// The same, and what was learnt is written there at the end.
+    Keep,
+}
+
+/// Where what is learnt about a model is kept: `MODEL.emel-heat`, beside its first file.
+pub fn place(model: &Path) -> PathBuf {
+    let mut name = model.as_os_str().to_owned();
+    name.push(".emel-heat");
+    name.into()
+}
 
 /// Why what was learnt cannot be read or written.
 #[derive(Debug, thiserror::Error)]

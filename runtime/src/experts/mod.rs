@@ -3,24 +3,29 @@
 //! | module | is |
 //! |---|---|
 //! | [`demand`] | a layer's experts, computed as they come |
+//! | [`prefetch`] | those of the layer after it, read while the drive would be idle |
+//! | [`account`] | whether that pays |
 //! | [`cache`] | who is in which slot, and who has to go |
 //! | [`coactivation`] | which experts follow which, counted token by token |
 //! | [`predictor`] | the next layer's experts, by that table and by the next router |
-//! | [`heat`] | what a replay has learnt, in a file for another one |
+//! | [`heat`] | what was learnt, in a file for another run |
 //! | [`trace`] | the routing of a text in a file |
 //! | [`replay`] | policies and predictors, scored on such a file |
 //!
-//! The engine runs [`demand`] on [`cache`]: an expert is read when its layer's routing names
-//! it. Guesses ([`coactivation`], [`predictor`], [`heat`]) are scored by `emel replay` alone,
-//! which reads no weights.
+//! The engine runs [`demand`] on [`cache`] and has [`prefetch`] guess; `emel replay` scores
+//! the same cache and the same guesses on a trace, without reading weights.
 
+pub mod account;
 pub mod cache;
 pub mod coactivation;
 pub mod demand;
 pub mod heat;
 pub mod predictor;
+pub mod prefetch;
 pub mod replay;
 pub mod trace;
+
+use emel_model::program::Program;
 
 /// The experts of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +39,16 @@ pub struct MixtureShape {
 }
 
 impl MixtureShape {
+    /// That of a model, as the engine counts its experts.
+    pub fn of(program: &Program) -> Self {
+        let (experts, used) = program.routing_max();
+        Self {
+            layers: program.expert_groups.len(),
+            experts,
+            used,
+        }
+    }
+
     /// The experts of all layers together.
     pub fn all(self) -> usize {
         self.layers * self.experts

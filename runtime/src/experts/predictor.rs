@@ -74,6 +74,14 @@ impl Predictor {
         }
     }
 
+    /// The bytes that [`Predictor::new`] allocates, with up to `guesses` ranks.
+    pub fn required_bytes(shape: MixtureShape, guesses: usize) -> usize {
+        Coactivation::required_bytes(shape)
+            + (shape.used + guesses) * size_of::<usize>()
+            + guesses * size_of::<f32>()
+            + shape.experts * (size_of::<f32>() + size_of::<usize>())
+    }
+
     /// Begins with a table that an earlier run has learnt.
     pub fn set_table(&mut self, table: Coactivation) {
         self.table = table;
@@ -95,6 +103,12 @@ impl Predictor {
     /// send it to `ahead`, the likeliest first. Learns from the first, and guesses from
     /// both; nothing in `ahead` is no guess. The cache has been told before.
     pub fn route(&mut self, cache: &ExpertCache, layer: usize, chosen: &[usize], ahead: &[usize]) {
+        self.learn(layer, chosen);
+        self.guess(cache, layer, ahead.iter().copied());
+    }
+
+    /// The first half of [`Predictor::route`]: learns from what was chosen.
+    pub fn learn(&mut self, layer: usize, chosen: &[usize]) {
         let layers = self.shape.layers;
         let before = (layer + layers - 1) % layers;
         if !self.chosen.is_empty() {
@@ -104,7 +118,12 @@ impl Predictor {
         self.chosen.clear();
         self.chosen.extend_from_slice(chosen);
         self.ahead.clear();
-        self.ahead.extend_from_slice(ahead);
+    }
+
+    /// The second half: guesses from `layer`, which was learnt from before.
+    pub fn guess(&mut self, cache: &ExpertCache, layer: usize, ahead: impl Iterator<Item = usize>) {
+        self.ahead.clear();
+        self.ahead.extend(ahead.take(self.rank_chances.len()));
         self.predict(cache, layer);
         let chances = &self.chances;
         self.order

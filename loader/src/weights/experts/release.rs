@@ -12,7 +12,7 @@ impl Experts {
     pub(in super::super) fn bytes(&self) -> u64 {
         match self {
             Self::Resident(resident) => resident.bytes,
-            Self::Slots(slots) => slots.open() as u64 * slots.slot_bytes(),
+            Self::Slots(slots, _) => (slots.open() * slots.slot_bytes()) as u64,
         }
     }
 
@@ -20,7 +20,7 @@ impl Experts {
     /// with so many slots.
     fn releasable_bytes(&self, least: usize) -> u64 {
         match self {
-            Self::Slots(slots) => (slots.count() - least) as u64 * slots.slot_bytes(),
+            Self::Slots(slots, _) => ((slots.count() - least) * slots.slot_bytes()) as u64,
             Self::Resident(resident) => match (&resident.spare, &resident.arena) {
                 (Some(spare), Some(_)) => resident.bytes.saturating_sub(spare.bytes()),
                 _ => 0,
@@ -40,7 +40,8 @@ impl Experts {
         arena.give_back(0, arena.bytes());
         let slots = arena.bytes() / spare.layout.slot_bytes.max(1);
         let slots = slots.min(spare.layout.experts());
-        *self = Self::Slots(Box::new(ExpertSlots::new(spare.layout, slots, Some(arena))));
+        let slots = ExpertSlots::new(spare.layout, slots, Some(arena));
+        *self = Self::Slots(Box::new(slots), None);
     }
 }
 
@@ -48,7 +49,7 @@ impl Weights {
     /// How many slots for experts may be used now: the first ones. None where all stay.
     pub fn expert_slots(&self) -> Option<usize> {
         match &self.experts {
-            Experts::Slots(slots) => Some(slots.open()),
+            Experts::Slots(slots, _) => Some(slots.open()),
             Experts::Resident(_) => None,
         }
     }
@@ -66,10 +67,10 @@ impl Weights {
             }
             self.experts.cut_into_slots();
         }
-        let Experts::Slots(slots) = &self.experts else {
+        let Experts::Slots(slots, _) = &self.experts else {
             return;
         };
-        let more = bytes / slots.slot_bytes().max(1);
+        let more = bytes / slots.slot_bytes().max(1) as u64;
         let more = usize::try_from(more).unwrap_or(usize::MAX);
         let open = self
             .expert_slots_min
@@ -78,14 +79,14 @@ impl Weights {
         for slot in open..slots.open() {
             self.empty_expert_slot(slot);
         }
-        self.experts.slots_mut().set_open(open);
+        self.experts.set_open(open);
         self.give_back_landed();
     }
 
     /// Gives the memory of slots back that were closed while reads into them were under way,
     /// if these have landed. Only needed while no pass runs.
     pub fn give_back_landed(&mut self) {
-        let Experts::Slots(slots) = &self.experts else {
+        let Experts::Slots(slots, _) = &self.experts else {
             return;
         };
         if !slots.has_closed_memory() {
