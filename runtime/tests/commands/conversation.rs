@@ -14,10 +14,13 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
+use crate::{
+    command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_interrupts, words,
+};
 
 /// Starts a conversation with every answer the most probable one.
 fn start(model: &Path, arguments: &[&str]) -> Child {
+    undo_ignored_interrupts();
     command("emel-run")
         .arg(model)
         .args(["-cnv", "--temp", "0"])

@@ -149,7 +149,8 @@ fn sigterm_ends_a_conversation_that_waits_for_a_message() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The answer ends with a line break, and nothing follows it.
+    // The input does not end before the signal.
+    let _input = child.stdin.take().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     output.read_until(b'\n', &mut Vec::new()).unwrap();
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
