@@ -142,6 +142,8 @@ async fn single_tokens_after_others_ended_early(
     }
 }
 
+type Change = fn(&mut Vec<u8>);
+
 /// A model in a folder of its own, in which experts are streamed and learnt about.
 struct Kept {
     folder: tempfile::TempDir,
@@ -250,7 +252,7 @@ fn a_file_that_cannot_be_used_is_ignored_with_one_line_and_left_as_it_is() {
     let kept = Kept::new();
     let expected = kept.run(Learning::Keep).tokens;
     let good = fs::read(kept.place()).unwrap();
-    let changes: [(&str, fn(&mut Vec<u8>)); 6] = [
+    let changes: [(&str, Change); 6] = [
         ("not what emel has learnt", |bytes| bytes.clear()),
         ("not what emel has learnt", |bytes| bytes[0] = b'X'),
         ("format 9, expected 1", |bytes| bytes[8] = 9),

@@ -72,8 +72,10 @@ fn check(model: &Path, backend: Backend, kv_type: KvType) {
             if generated == WARM_UP_TOKENS + COUNTED_TOKENS {
                 let calls = ALLOCATOR.calls() - before;
                 assert_eq!(
-                    calls, 0,
-                    "allocations in {COUNTED_TOKENS} tokens, {backend:?}"
+                    calls,
+                    0,
+                    "allocations in {COUNTED_TOKENS} tokens, {backend:?}, {}",
+                    model.display()
                 );
             }
         }
