@@ -339,8 +339,13 @@ remove_group() {
 wait_for_child() {
   local waited=0
   status=0
-  # Bash would report a killed command in its own words.
-  wait "$child" 2>/dev/null || status=$?
+  if [[ -n $interrupted ]]; then
+    # It came before there was a child to end.
+    kill -TERM "$child" 2>/dev/null || true
+  else
+    # Bash would report a killed command in its own words.
+    wait "$child" 2>/dev/null || status=$?
+  fi
   while [[ -n $interrupted ]] && kill -0 "$child" 2>/dev/null; do
     ((waited++ < 50)) || kill -KILL "$child" 2>/dev/null || true
     sleep 0.1 || true
@@ -398,8 +403,12 @@ run_in_scope() {
 
 run_uncapped() {
   cap=null
-  child='' status=0
-  "$@" || status=$?
+  trap 'interrupt 130' INT
+  trap 'interrupt 143' TERM
+  exec 3<&0
+  (exec "$@" <&3 3<&-) &
+  child=$!
+  wait_for_child
 }
 
 say() {
@@ -512,6 +521,8 @@ parse "$@"
 check_size
 ((${#command[@]} > 0)) || fail 'no command; put it after --'
 [[ -z $files || -d $files ]] || fail "--files $files: expected a folder that is there"
+[[ -z $report || -w $report || -w $(dirname -- "$report") ]] ||
+  fail "--report $report: cannot be written; check the folder and its permissions"
 
 if [[ -n $inside ]]; then
   run_inside_scope "${command[@]}"

@@ -4,9 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -147,6 +150,11 @@ fn wrong_arguments_are_named() {
         Some(1),
         "--files /no/such",
     );
+    check_refused(
+        &capped(&[size, "--report", "/no/such/report"]),
+        Some(1),
+        "--report /no/such/report: cannot be written",
+    );
     let output = Command::new(script()).args([size, "--"]).output().unwrap();
     check_refused(&output, Some(1), "no command");
 }
@@ -164,6 +172,32 @@ fn without_a_cap_a_command_runs_only_if_that_is_asked_for_and_it_is_said() {
         (&report["via"], &report["cap_bytes"]),
         (&"none".into(), &Value::Null)
     );
+}
+
+#[test]
+fn a_signal_ends_the_command_too() {
+    let sizes = if can_cap() {
+        &["none", "64M"][..]
+    } else {
+        &["none"]
+    };
+    for size in sizes {
+        let mut child = Command::new(script())
+            .arg(format!("--memory-max={size}"))
+            .args(["--", "bash", "-c", "echo $$; exec sleep 1000"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut command = String::new();
+        output.read_line(&mut command).unwrap();
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(143), "{}", said(&ended));
+        let command = Pid::from_raw(command.trim().parse().unwrap());
+        assert!(kill(command, None).is_err(), "{size}: it goes on");
+    }
 }
 
 #[test]
