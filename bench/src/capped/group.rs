@@ -118,7 +118,7 @@ impl Files<'_> {
             limit_bytes: self.number("memory.limit_in_bytes")?,
             peak_bytes: self.number("memory.max_usage_in_bytes")?,
             oom_kills: self.keyed("memory.oom_control", &["oom_kill"])?,
-            max: fails.map(|fails| fails + swap_fails.unwrap_or(0)),
+            max: fails.map(|fails| fails.saturating_add(swap_fails.unwrap_or(0))),
             major_faults: self.keyed("memory.stat", &["total_pgmajfault", "pgmajfault"])?,
             bytes_read: self.bytes_read("blkio.throttle.io_service_bytes", device, |words| {
                 (words.next() == Some("Read")).then(|| words.next().map(str::to_owned))?

@@ -18,6 +18,8 @@ use super::sweep::SizedCap;
 pub const NO_CGROUP: i32 = 77;
 /// The status of `timeout` when time is up.
 const TIMED_OUT: i32 = 124;
+/// And when it had to kill `capped.sh`, which then leaves no report.
+const TIMED_OUT_AND_KILLED: i32 = 137;
 /// Seconds that a lane has to end by itself when its time is up.
 const GRACE_SECONDS: u64 = 20;
 /// What a lane says last is cut to this many characters.
@@ -162,7 +164,12 @@ impl Runner {
         group: Option<GroupUsage>,
         said: &Path,
     ) -> anyhow::Result<Option<Outcome>> {
-        if status.code() == Some(TIMED_OUT) || (report.is_none() && status.code().is_none()) {
+        let is_timed_out = match status.code() {
+            Some(TIMED_OUT) => true,
+            Some(TIMED_OUT_AND_KILLED) | None => report.is_none(),
+            Some(_) => false,
+        };
+        if is_timed_out {
             let seconds = self.timeout_seconds;
             return Ok(Some(Outcome::TimedOut { seconds }));
         }
@@ -179,15 +186,27 @@ impl Runner {
         }
         Ok(Some(Outcome::Failed {
             status: report.map(|it| it.exit_status).or(status.code()),
-            message: self.without_path(&message),
+            message: self.without_folders(&message),
         }))
     }
 
-    /// A message of a lane without the folders that the model is in.
-    fn without_path(&self, message: &str) -> String {
-        let model = self.task.model.to_string_lossy();
-        let name = self.task.model.file_name().unwrap_or_default();
-        message.replace(&*model, &name.to_string_lossy())
+    /// A message of a lane without the folders that the model and the lanes' programs are in.
+    pub fn without_folders(&self, message: &str) -> String {
+        let task = &self.task;
+        let programs = [&task.emel, &task.llama_python, &task.llama_script];
+        let mut folders: Vec<String> = self
+            .files
+            .iter()
+            .chain([&task.model])
+            .chain(programs)
+            .filter_map(|path| path.parent())
+            .map(|folder| format!("{}/", folder.display()))
+            .filter(|folder| folder.len() > 1)
+            .collect();
+        // A folder goes before the one that it is in.
+        folders.sort_by_key(|folder| std::cmp::Reverse(folder.len()));
+        let without = |message: String, folder: &String| message.replace(folder, "");
+        folders.iter().fold(message.to_owned(), without)
     }
 }
 

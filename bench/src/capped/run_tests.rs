@@ -147,6 +147,44 @@ fn a_lane_that_takes_too_long_is_ended() {
 }
 
 #[test]
+fn a_lane_that_had_to_be_killed_with_its_cgroup_has_timed_out() {
+    use std::os::unix::process::ExitStatusExt;
+    let (folder, runner) = runner("", "");
+    let said = folder.path().join("said");
+    fs::write(&said, "").unwrap();
+    let failure = |code: i32| {
+        let status = ExitStatus::from_raw(code << 8);
+        runner.failure(status, None, None, &said).unwrap()
+    };
+    let killed = failure(137);
+    assert!(
+        matches!(killed, Some(Outcome::TimedOut { seconds: 60 })),
+        "{killed:?}"
+    );
+    let failed = failure(1);
+    assert!(matches!(failed, Some(Outcome::Failed { .. })), "{failed:?}");
+}
+
+#[test]
+fn messages_of_lanes_name_no_folders() {
+    let (folder, mut runner) = runner("", "");
+    let second = folder.path().join("shards/second.gguf");
+    runner.files.push(second.clone());
+    let said = format!(
+        "{}: and {} too",
+        second.display(),
+        runner.task.emel.display()
+    );
+    assert_eq!(runner.without_folders(&said), "second.gguf: and lane too");
+    runner.task.model = PathBuf::from("model.gguf");
+    runner.files = vec![PathBuf::from("/model.gguf")];
+    assert_eq!(
+        runner.without_folders("1/2 of model.gguf"),
+        "1/2 of model.gguf"
+    );
+}
+
+#[test]
 fn where_no_cgroup_can_be_made_there_is_an_error_and_no_run() {
     let (_folder, runner) = runner("echo capped.sh: cannot cap memory here >&2; exit 77", "");
     for error in [

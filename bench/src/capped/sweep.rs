@@ -34,9 +34,9 @@ impl Subject {
     /// # Errors
     /// When it cannot be read or is not supported.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let files = std::fs::metadata(path).map_or(0, |it| it.len());
+        let file_bytes = std::fs::metadata(path).map_or(0, |it| it.len());
         let settings = Settings {
-            ram_budget: RamBudget::Bytes(files.saturating_mul(2).saturating_add(AMPLE_BYTES)),
+            ram_budget: RamBudget::Bytes(file_bytes.saturating_mul(2).saturating_add(AMPLE_BYTES)),
             context: Some(1),
             ..Settings::default()
         };
@@ -127,7 +127,10 @@ impl Lanes {
                         }
                         lanes.llama = Some(llama);
                     }
-                    Err(error) => lanes.skip(lane, format!("{error:#}")),
+                    Err(error) => {
+                        let reason = runner.without_folders(&format!("{error:#}"));
+                        lanes.skip(lane, reason);
+                    }
                 },
             }
         }
