@@ -207,6 +207,7 @@ fn a_report_reads_as_what_was_found() {
         "| emel | yes | 3.00 (2.00–4.00) | 3.00 | 500.0 | 7000 | – | 12 | 75% | 399 | – | – | – | 55 |",
         "| llama.cpp, repacked | no | killed | – | – | – | – | – | – | – | – | 1 | – | – |",
         "**llama.cpp did not run:** there is none.",
+        "1000.0 MiB, dense; a prompt of 64 tokens, an answer of 32 likeliest ones, 3 runs in turns, 2 threads, context 97.",
         "Caps by systemd, swap off; every run in a cgroup of its own.",
         "Of the model's 256000 pages at most 3 were in the page cache when a run began.",
         "llama.cpp, repacked was killed by the kernel for want of memory, in turn 1; it was not tried again.",
@@ -217,6 +218,17 @@ fn a_report_reads_as_what_was_found() {
         text.contains("emel, mapped failed with status 1: error: too"),
         "{text}"
     );
+}
+
+#[test]
+fn one_of_a_thing_is_not_told_as_several() {
+    let mut report = report(Vec::new(), false);
+    report.settings.runs = 1;
+    report.settings.threads = 1;
+    report.settings.prompt_tokens = 1;
+    let text = report.markdown("speed.svg", "bytes.svg");
+    let expected = "a prompt of 1 token, an answer of 32 likeliest ones, 1 run, 1 thread, ";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]

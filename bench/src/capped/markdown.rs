@@ -46,17 +46,17 @@ impl Report {
             "dense"
         };
         let mut text = format!(
-            "{}, {kind}; a prompt of {} tokens, an answer of {} {}, {} runs in turns, \
-             {} threads, context {}.\n",
+            "{}, {kind}; a prompt of {}, an answer of {} {}, {}{}, {}, context {}.\n",
             in_binary_units(self.model.file_bytes),
-            settings.prompt_tokens,
+            counted(settings.prompt_tokens, "token"),
             settings.tokens,
             match settings.temperature {
                 0.0 => "likeliest ones".to_owned(),
                 temperature => format!("drawn at temperature {temperature}"),
             },
-            settings.runs,
-            settings.threads,
+            counted(settings.runs, "run"),
+            if settings.runs > 1 { " in turns" } else { "" },
+            counted(settings.threads, "thread"),
             settings.context
         );
         text += &match settings.via.as_str() {
@@ -340,6 +340,11 @@ impl LaneReport {
             most(|it| it.max),
         ]
     }
+}
+
+/// A number of things, as in "1 run" and "2 runs".
+fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// What Markdown wants below the head of a table.
