@@ -1,7 +1,8 @@
 //! Files that results go to.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions, metadata};
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,8 @@ pub struct OutputFile {
     path: PathBuf,
     /// What the file is for, as it completes "cannot write".
     what: &'static str,
-    /// A FIFO or a device, which cannot be replaced.
+    /// A FIFO or a device, which cannot be replaced, or this process's standard output or
+    /// error, which must not be.
     stream: Option<File>,
 }
 
@@ -43,8 +45,10 @@ impl OutputFile {
     /// or a FIFO that nobody reads.
     pub fn new(path: &Path, catalog: &Catalog, what: &'static str) -> anyhow::Result<Self> {
         keep_model(path, catalog, what)?;
-        let found = std::fs::metadata(path).ok();
+        let found = metadata(path).ok();
         let outcome = match found {
+            Some(found) if is_same(&found, "/dev/stdout") => own(io::stdout()),
+            Some(found) if is_same(&found, "/dev/stderr") => own(io::stderr()),
             Some(found) if !found.is_file() => open_to_write(path, false).map(Some),
             found => {
                 let checked = found.map_or(Ok(()), |_| open_to_write(path, false).map(drop));
@@ -130,7 +134,7 @@ pub fn create_output(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Resu
 }
 
 fn keep_model(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<()> {
-    let Ok(found) = std::fs::metadata(path) else {
+    let Ok(found) = metadata(path) else {
         return Ok(());
     };
     let is_model = catalog
@@ -144,6 +148,17 @@ fn keep_model(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<()> 
         );
     }
     Ok(())
+}
+
+fn is_same(found: &Metadata, path: &str) -> bool {
+    let other = metadata(path);
+    other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
+}
+
+/// An output of this process, which goes on where it is.
+fn own(output: impl AsFd) -> io::Result<Option<File>> {
+    let descriptor = output.as_fd().try_clone_to_owned()?;
+    Ok(Some(File::from(descriptor)))
 }
 
 /// Opens what is there, or creates it and empties what was there before.
@@ -162,7 +177,7 @@ fn open_to_write(path: &Path, creates: bool) -> io::Result<File> {
 }
 
 fn cannot_write(path: &Path, what: &str, error: &io::Error) -> anyhow::Error {
-    let is_fifo = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
+    let is_fifo = metadata(path).is_ok_and(|found| found.file_type().is_fifo());
     let remedy = match error.raw_os_error() {
         Some(libc::ENXIO) if is_fifo => "nobody reads this FIFO; start its reader first",
         _ => "check the folder and its permissions",

@@ -356,6 +356,27 @@ fn llama_cpps_spellings_mean_the_same() {
 }
 
 #[test]
+fn statistics_in_the_file_of_an_own_output_replace_nothing_of_it() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("out");
+    for (option, file) in [
+        ("--stats-json", "/dev/stdout"),
+        ("--stats-json", path.to_str().unwrap()),
+        ("--profile", "/dev/stdout"),
+    ] {
+        let mut run = command("emel-run");
+        run.arg(llama()).args(words("-p hello -n 8 --temp 0"));
+        let answer = result(run.output().unwrap());
+        run.args([option, file]);
+        let status = run.stdout(fs::File::create(&path).unwrap()).status();
+        assert!(status.unwrap().success());
+        let out = fs::read_to_string(&path).unwrap();
+        let json = out.strip_prefix(&answer).expect("the answer comes first");
+        assert!(serde_json::from_str::<Value>(json).unwrap().is_object());
+    }
+}
+
+#[test]
 fn the_number_of_tokens_is_honoured() {
     assert_eq!(result(emel_run(&llama(), words("-p hello -n 0"))), "\n");
     let folder = TempDir::new().unwrap();
