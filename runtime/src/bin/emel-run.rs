@@ -17,7 +17,7 @@ use emel::cli::output::OutputFile;
 use emel::cli::profile::ProfileFile;
 use emel::cli::sampling::SamplingOptions;
 use emel::cli::{self, Interrupted, Kept, ModelOptions, TextSource};
-use emel::{Prompt, Request, Spent, TokenStream, Usage};
+use emel::{ExpertUsage, Prompt, Request, Spent, TokenStream, Usage};
 use serde::Serialize;
 
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
@@ -341,37 +341,7 @@ fn print_statistics(usage: &Usage) {
         if usage.registered_buffers { "" } else { "no " },
     ));
     if let Some(experts) = &usage.experts {
-        cli::tell(&format!(
-            "experts: {} of {} in memory, {} hits, {} late, {} misses ({} per token), {:.0} ms waiting for them",
-            experts.slots,
-            experts.of_experts,
-            experts.hits,
-            experts.late,
-            experts.misses,
-            size(experts.missed_bytes_per_token),
-            experts.wait_ms,
-        ));
-        let prefetch = &experts.prefetch;
-        cli::tell(&format!(
-            "guesses: {} ({} of {} tokens): {} read ({}), {} useful, {} late, {} wasted; {} filled in from earlier runs",
-            prefetch.setting,
-            prefetch.tokens,
-            usage.generated_tokens.saturating_sub(1),
-            prefetch.issued,
-            size(prefetch.issued_bytes),
-            prefetch.useful,
-            prefetch.late,
-            prefetch.wasted,
-            prefetch.filled,
-        ));
-        let wait = &experts.decode_wait;
-        cli::tell(&format!(
-            "waiting: {:.0} ms for experts while decoding, the drive idle in {:.0} of them, else {:.1} reads under way and {}/s",
-            wait.total_ms,
-            wait.idle_ms,
-            wait.reads,
-            size(wait.bytes_per_second as u64),
-        ));
+        tell_experts(experts, usage.generated_tokens.saturating_sub(1));
     }
     if let Some(lossy) = &usage.lossy {
         cli::tell(&format!(
@@ -399,6 +369,41 @@ fn print_statistics(usage: &Usage) {
         size(usage.kv_bytes),
         size(usage.given_back_bytes),
         size(usage.peak_memory_bytes),
+    ));
+}
+
+fn tell_experts(experts: &ExpertUsage, decoded_tokens: usize) {
+    let size = in_binary_units;
+    cli::tell(&format!(
+        "experts: {} of {} in memory, {} hits, {} late, {} misses ({} per token), {:.0} ms waiting for them",
+        experts.slots,
+        experts.of_experts,
+        experts.hits,
+        experts.late,
+        experts.misses,
+        size(experts.missed_bytes_per_token),
+        experts.wait_ms,
+    ));
+    let prefetch = &experts.prefetch;
+    cli::tell(&format!(
+        "guesses: {} ({} of {} tokens): {} read ({}), {} useful, {} late, {} wasted; {} filled in from earlier runs",
+        prefetch.setting,
+        prefetch.tokens,
+        decoded_tokens,
+        prefetch.issued,
+        size(prefetch.issued_bytes),
+        prefetch.useful,
+        prefetch.late,
+        prefetch.wasted,
+        prefetch.filled,
+    ));
+    let wait = &experts.decode_wait;
+    cli::tell(&format!(
+        "waiting: {:.0} ms for experts while decoding, the drive idle in {:.0} of them, else {:.1} reads under way and {}/s",
+        wait.total_ms,
+        wait.idle_ms,
+        wait.reads,
+        size(wait.bytes_per_second as u64),
     ));
 }
 
