@@ -197,9 +197,16 @@ fn what_doctor_measures_is_kept_and_predicts() {
         .env("XDG_CACHE_HOME", cache.path());
     asked.args(words("--io pread -t 2 --json"));
     let found: Value = serde_json::from_str(&result(asked.output().unwrap())).unwrap();
-    assert!(found["drive"]["points"].as_array().unwrap().len() > 1);
-    assert!(found["drive"]["chosen"]["bytes_per_second"].as_f64() > Some(0.0));
-    assert_eq!(found["kept_in"].as_array().unwrap().len(), 2, "{found}");
+    // A machine that has much else to do gets to few of them in time.
+    let points = found["drive"]["points"].as_array().unwrap();
+    assert!(!points.is_empty(), "{found}");
+    let are_rates = |point: &Value| point["bytes_per_second"].as_f64() > Some(0.0);
+    assert!(points.iter().all(are_rates), "{found}");
+    assert!(points.contains(&found["drive"]["chosen"]), "{found}");
+    let kept = found["kept_in"].as_array().unwrap();
+    assert_eq!(kept.len(), 2, "{found}");
+    let drive = fs::read_to_string(kept[0].as_str().unwrap()).unwrap();
+    assert_eq!(drive.matches("point ").count(), points.len(), "{drive}");
     let told = result(plan(&model, cache.path(), "64M"));
     assert!(told.contains("per token: about "), "{told}");
 }
