@@ -1,4 +1,4 @@
-//! What `kernel-speed` says of formats that it does not know.
+//! What `kernel-speed` says of what it does not know.
 
 use std::process::Command;
 
@@ -14,4 +14,19 @@ fn an_unknown_format_is_refused_with_those_that_are_known() {
         assert!(message.contains(part), "no {part} in: {message}");
     }
     assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn unknown_kernels_are_refused_with_those_that_are_there() {
+    let output = Command::new(env!("CARGO_BIN_EXE_kernel-speed"))
+        .env("EMEL_KERNELS", "abacus")
+        .output()
+        .expect("the binary starts");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(
+        message.starts_with("error: EMEL_KERNELS=abacus: "),
+        "{message}"
+    );
+    assert!(message.contains("scalar"), "{message}");
 }

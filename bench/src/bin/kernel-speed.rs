@@ -29,13 +29,15 @@ fn main() -> ExitCode {
     let of_name = |name: &str| Format::ALL.iter().find(|format| format.name() == name);
     if let Some(unknown) = names.iter().find(|name| of_name(name).is_none()) {
         let known: Vec<&str> = Format::ALL.iter().map(|format| format.name()).collect();
-        eprintln!(
-            "error: {unknown:?} is no weight format, expected any of {}",
+        return refuse(&format!(
+            "{unknown:?} is no weight format, expected any of {}",
             known.join(", ")
-        );
-        return ExitCode::from(2);
+        ));
     }
-    let kernels = Kernels::from_environment().expect("EMEL_KERNELS names a path of this machine");
+    let kernels = match Kernels::from_environment() {
+        Ok(kernels) => kernels,
+        Err(error) => return refuse(&error.to_string()),
+    };
     let threads = std::env::var("EMEL_THREADS")
         .ok()
         .and_then(|threads| threads.parse().ok())
@@ -63,6 +65,11 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+fn refuse(message: &str) -> ExitCode {
+    eprintln!("error: {message}");
+    ExitCode::from(2)
 }
 
 struct Bench<'a> {
