@@ -194,15 +194,15 @@ impl Runner {
     pub fn without_folders(&self, message: &str) -> String {
         let task = &self.task;
         let programs = [&task.emel, &task.llama_python, &task.llama_script];
-        let mut folders: Vec<String> = self
-            .files
-            .iter()
-            .chain([&task.model])
-            .chain(programs)
-            .filter_map(|path| path.parent())
-            .map(|folder| format!("{}/", folder.display()))
-            .filter(|folder| folder.len() > 1)
-            .collect();
+        let paths = self.files.iter().chain([&task.model]).chain(programs);
+        // As it was given, and as a program may tell it.
+        let told = |path: &PathBuf| {
+            let (full, linked) = (std::path::absolute(path), path.canonicalize());
+            [Some(path.clone()), full.ok(), linked.ok()]
+        };
+        let folder_of = |path: PathBuf| Some(format!("{}/", path.parent()?.display()));
+        let folders = paths.flat_map(told).flatten().filter_map(folder_of);
+        let mut folders: Vec<String> = folders.filter(|folder| folder.len() > 1).collect();
         // A folder goes before the one that it is in.
         folders.sort_by_key(|folder| std::cmp::Reverse(folder.len()));
         let without = |message: String, folder: &String| message.replace(folder, "");

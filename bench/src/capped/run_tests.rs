@@ -177,6 +177,9 @@ fn messages_of_lanes_name_no_folders() {
     );
     assert_eq!(runner.without_folders(&said), "second.gguf: and lane too");
     runner.task.model = PathBuf::from("model.gguf");
+    let absolute = std::path::absolute(&runner.task.model).unwrap();
+    let said = format!("{}: damaged", absolute.display());
+    assert_eq!(runner.without_folders(&said), "model.gguf: damaged");
     runner.files = vec![PathBuf::from("/model.gguf")];
     assert_eq!(
         runner.without_folders("1/2 of model.gguf"),
