@@ -135,6 +135,7 @@ fn a_model_that_is_not_there_and_options_that_make_no_sense_are_refused() {
         (vec!["--model", model, "--tokens", "1"], "1"),
         (vec!["--model", model, "--via", "magic"], "magic"),
         (vec!["--model", model, "--margin", "x"], "expected bytes"),
+        (vec!["--model", model, "--temp", "nan"], "expected a number"),
         (
             vec!["--model", model, "--memory-max=1M", "--margin=1M"],
             "leaves nothing",

@@ -85,7 +85,7 @@ struct Options {
 
     /// Temperature at which tokens are drawn; 0 takes the likeliest, which soon repeat in a
     /// model of random weights, 1000 draws from all nearly alike
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value = "0", value_parser = temperature)]
     temp: f32,
 
     /// Of the random ids of the prompt
@@ -113,6 +113,12 @@ fn margin(text: &str) -> Result<u64, String> {
         Ok(Cap::Bytes(bytes)) => Ok(bytes),
         _ => Err("expected bytes, or a number with K, M or G".to_owned()),
     }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok();
+    let number = number.filter(|it: &f32| it.is_finite() && *it >= 0.0);
+    number.ok_or_else(|| "expected a number of 0 and more".to_owned())
 }
 
 fn main() -> ExitCode {

@@ -7,7 +7,7 @@ use emel::budget::in_binary_units;
 
 use super::group::GroupUsage;
 use super::lane::Lane;
-use super::report::{CapReport, LaneReport, Outcome, Range, Ratio, Report};
+use super::report::{COMPARED, CapReport, LaneReport, Outcome, Range, Ratio, Report};
 
 const MIB: f64 = 1024.0 * 1024.0;
 const LANES: [Lane; 3] = [Lane::Window, Lane::Mmap, Lane::Llama];
@@ -169,14 +169,10 @@ impl Report {
     }
 
     fn speeds(&self) -> String {
-        let ratios: Vec<(Lane, Lane)> = [
-            (Lane::Window, Lane::Llama),
-            (Lane::Window, Lane::Mmap),
-            (Lane::Mmap, Lane::Llama),
-        ]
-        .into_iter()
-        .filter(|pair| self.caps.iter().any(|cap| cap.ratio(*pair).is_some()))
-        .collect();
+        let ratios: Vec<(Lane, Lane)> = COMPARED
+            .into_iter()
+            .filter(|pair| self.caps.iter().any(|cap| cap.ratio(*pair).is_some()))
+            .collect();
         let lanes: Vec<Lane> = LANES
             .into_iter()
             .filter(|&lane| self.caps.iter().any(|cap| cap.lane(lane).is_some()))

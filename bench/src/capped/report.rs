@@ -11,6 +11,13 @@ use super::group::GroupUsage;
 use super::lane::{Lane, Variant};
 use super::sweep::SizedCap;
 
+/// Lanes that are compared, each with the one that it is told as so many times as fast as.
+pub(super) const COMPARED: [(Lane, Lane); 3] = [
+    (Lane::Window, Lane::Llama),
+    (Lane::Window, Lane::Mmap),
+    (Lane::Mmap, Lane::Llama),
+];
+
 /// A sweep.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -390,11 +397,6 @@ impl CapReport {
     }
 
     fn ratios(&self) -> Vec<Ratio> {
-        let pairs = [
-            (Lane::Window, Lane::Llama),
-            (Lane::Window, Lane::Mmap),
-            (Lane::Mmap, Lane::Llama),
-        ];
         let ratio = |(of, to)| {
             let (ours, theirs) = (self.lane(of)?, self.lane(to)?);
             let turns = ours.runs.iter().map(|run| run.turn);
@@ -405,6 +407,6 @@ impl CapReport {
             let times = Range::of(times)?;
             Some(Ratio { of, to, times })
         };
-        pairs.into_iter().filter_map(ratio).collect()
+        COMPARED.into_iter().filter_map(ratio).collect()
     }
 }
