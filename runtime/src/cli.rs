@@ -16,6 +16,7 @@ mod spelling;
 pub mod template;
 pub mod trace;
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::future::Future;
@@ -373,11 +374,20 @@ pub fn tell(line: &str) {
 /// The command's options. Wrong ones end the process with one line on standard error
 /// and status 2; `--help` and `--version` end it with their text on standard output.
 pub fn parse<O: Parser>() -> O {
+    parse_from(std::env::args_os().collect())
+}
+
+/// As [`parse`], of a command that also takes options as llama.cpp spells them.
+pub fn parse_with_llama_spellings<O: Parser>() -> O {
     let arguments = std::env::args_os().collect();
     let arguments = spelling::in_own_terms(arguments).unwrap_or_else(|message| {
         tell(&one_line(&format!("error: {message}")));
         std::process::exit(EXIT_USAGE.into());
     });
+    parse_from(arguments)
+}
+
+fn parse_from<O: Parser>(arguments: Vec<OsString>) -> O {
     O::try_parse_from(arguments).unwrap_or_else(|error| {
         if !error.use_stderr()
             || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand

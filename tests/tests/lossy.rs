@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use emel::blueprint::Blueprint;
-use emel::{Backend, CacheRouting, Engine, Error, Io, LossyRouting, LossyUsage};
-use emel::{Prefetch, RamBudget, Request, Settings, Usage};
+use emel::{Backend, CacheRouting, Engine, Error, Io, LossyRouting, LossyUsage, Prefetch};
+use emel::{RamBudget, Request, Settings, Usage};
 use emel_loader::plan::Plan;
 use emel_tests::fixtures::{MIXTURES, fixture};
 use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};
@@ -33,11 +33,13 @@ fn reading(experts: usize) -> LossyRouting {
     }
 }
 
-/// Settings with slots for about half of the experts, and these experts. Guesses are off, as
-/// they are with lossy routing: which experts they leave in memory depends on the drive.
+/// Settings with slots for about half of the experts, and these experts.
 fn with_half_the_slots(model: &Path) -> (Settings, Experts) {
-    let mut base = settings(1 << 30, 200);
-    base.prefetch = Prefetch::Off;
+    // Exact answers are compared read by read, and guesses have reads of their own.
+    let base = Settings {
+        prefetch: Prefetch::Off,
+        ..settings(1 << 30, 200)
+    };
     let blueprint = Blueprint::new(model, base.clone()).unwrap();
     let router = &blueprint.program.routers[0];
     let of = Experts {

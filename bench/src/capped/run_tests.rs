@@ -112,7 +112,8 @@ fn a_lane_is_told_the_model_the_prompt_and_the_budget() {
         panic!("{outcome:?}");
     };
     assert_eq!(status, Some(3));
-    let told = "model.gguf --io auto --threads 1 --tokens 3 --ids 1,2 --ram-budget 67108864";
+    let told =
+        "model.gguf --io auto --threads 1 --tokens 3 --temp 0 --ids 1,2 --ram-budget 67108864";
     assert_eq!(message, told);
 }
 

@@ -77,7 +77,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    cli::with_stack(|| cli::run(run(cli::parse())))
+    cli::with_stack(|| cli::run(run(cli::parse_with_llama_spellings())))
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {

@@ -135,7 +135,7 @@ fn main() -> ExitCode {
 }
 
 fn command() -> ExitCode {
-    let options: Options = cli::parse();
+    let options: Options = cli::parse_with_llama_spellings();
     cli::run(async {
         match options.command {
             Command::Info(options) => info::run(&options),

@@ -101,8 +101,13 @@ fn lossy_options_that_cannot_apply_are_refused() {
             "--lossy-cache-routing 2,8 --lossy-expert-budget 1",
             "at least the 2 experts that --lossy-cache-routing keeps",
         ),
+        (
+            mixture(),
+            "--lossy-expert-budget 1 --prefetch router",
+            "--prefetch is router, expected off or auto",
+        ),
     ] {
         let arguments = words("-p hello -n 1 -c 64").chain(words(options));
-        refusal(emel_run(&model, arguments), 2, &["--lossy-", expected]);
+        refusal(emel_run(&model, arguments), 2, &["lossy", expected]);
     }
 }
