@@ -87,13 +87,14 @@ pub(crate) fn settle(settings: &mut Settings) -> Result<(), Error> {
 /// What the user is told when a model starts with such rules.
 pub(crate) fn notice(lossy: &LossyRouting, plan: &Plan) -> Option<String> {
     let rules = rules(lossy)?;
-    Some(if plan.expert_slots.is_some() {
-        format!(
-            "LOSSY: {rules} changes the answers of the model while it decodes, and by how much depends on the budget"
-        )
+    let effect = if plan.expert_slots.is_some() {
+        "changes the answers of the model while it decodes, and by how much depends on the budget"
+    } else if plan.spare_expert_slots.is_some() {
+        "changes nothing here as long as all experts stay in memory, as they do until it becomes scarce"
     } else {
-        format!("LOSSY: {rules} changes nothing here, because all experts stay in memory")
-    })
+        "changes nothing here, because all experts stay in memory"
+    };
+    Some(format!("LOSSY: {rules} {effect}"))
 }
 
 /// The rules as the command spells them, if any is on.

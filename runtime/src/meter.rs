@@ -123,11 +123,12 @@ pub(crate) fn usage(
                 missed_bytes_per_token: (after_first.experts.missed_bytes)
                     .checked_div(counts.passes as u64)
                     .unwrap_or(0),
-                late: after_first.experts.prefetch.late,
+                late: after_first.experts.late,
                 wait_ms: milliseconds(total.experts.wait),
                 decode_wait: after_first.expert_wait(),
                 prefetch: PrefetchUsage {
-                    filled: total.experts.prefetch.filled,
+                    // Most of it before the first request.
+                    filled: scheduler.generator.expert_statistics().prefetch.filled,
                     ..prefetch_usage(fixed.prefetch, &after_first.experts.prefetch)
                 },
             }),

@@ -104,8 +104,8 @@ pub struct ExpertUsage {
     pub misses: u64,
     /// The bytes of these per token, without what alignment adds.
     pub missed_bytes_per_token: u64,
-    /// Experts that were on their way when they were needed, because they had been guessed,
-    /// after the first token.
+    /// Experts that were on their way when they were needed, as guesses or to fill an empty
+    /// slot, after the first token.
     pub late: u64,
     /// Time that layers waited for experts, in all.
     pub wait_ms: f64,
@@ -146,7 +146,8 @@ pub struct PrefetchUsage {
     pub late: u64,
     /// Those that had to go, and were not needed before.
     pub wasted: u64,
-    /// Experts read into empty slots because earlier runs have used them most, in all.
+    /// Experts read into empty slots because earlier runs have used them most, since the
+    /// engine was opened.
     pub filled: u64,
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use emel::blueprint::Blueprint;
 use emel::generator::Generator;
-use emel::{Backend, Io, RamBudget};
+use emel::{Backend, Io, Prefetch, RamBudget};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::Pass;
 use emel_model::forward::Batch;
@@ -22,6 +22,8 @@ fn planned(name: &str, backend: Backend, more_bytes: u64) -> Blueprint {
     let model = fixture("arch").join(name);
     let mut settings = settings(0, 64);
     settings.io = Io::Only(backend);
+    // Slots are closed while guesses are read into them.
+    settings.prefetch = Prefetch::Both;
     let smallest = smallest_budget(&model, &settings);
     settings.ram_budget = RamBudget::Bytes(smallest + more_bytes);
     Blueprint::new(&model, settings).unwrap()

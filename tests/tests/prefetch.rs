@@ -47,12 +47,20 @@ fn streamed(model: &Path, prefetch: Prefetch, quarters: u64) -> Settings {
     settings
 }
 
+/// Experts that the layers ask for while an answer is decoded.
+fn demands_after_the_first_token(model: &Path) -> u64 {
+    let blueprint = Blueprint::new(model, settings(1 << 30, 64)).unwrap();
+    let used = blueprint.program.routers.iter().map(|router| router.used);
+    (used.sum::<usize>() * (TOKENS - 1)) as u64
+}
+
 #[test]
 fn the_tokens_are_those_of_the_resident_model_for_every_setting_budget_and_reader() {
     let mut issued = 0;
     for name in MIXTURES {
         let model = model(name);
         let (expected, _) = greedy(&model, settings(1 << 30, 64), &PROMPT, TOKENS).unwrap();
+        let demands = demands_after_the_first_token(&model);
         for (index, prefetch) in ALL.into_iter().enumerate() {
             for quarters in [0, 1 + index % 3] {
                 let mut settings = streamed(&model, prefetch, quarters as u64);
@@ -69,6 +77,7 @@ fn the_tokens_are_those_of_the_resident_model_for_every_setting_budget_and_reade
                     "{guesses:?}"
                 );
                 assert!(experts.late >= guesses.late);
+                assert_eq!(experts.hits + experts.late + experts.misses, demands);
                 match prefetch {
                     Prefetch::Off => assert_eq!((guesses.issued, guesses.tokens), (0, 0)),
                     Prefetch::Auto => assert!(guesses.tokens < TOKENS as u64),
@@ -164,7 +173,15 @@ impl Kept {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         fs::copy(model("qwen2moe"), &path).unwrap();
-        let settings = streamed(&path, Prefetch::Both, 2);
+        // Only while no units stream is the drive idle enough to fill slots.
+        let settings = (0..=8)
+            .rev()
+            .map(|quarters| streamed(&path, Prefetch::Both, quarters))
+            .find(|settings| {
+                let plan = Blueprint::new(&path, settings.clone()).unwrap().plan;
+                plan.expert_slots.is_some() && plan.slots == 0
+            })
+            .expect("a budget in which experts alone do not fit");
         Self {
             folder,
             model: path,
@@ -225,7 +242,10 @@ fn what_was_learnt_is_kept_beside_the_model_and_fills_the_slots_of_another_run()
         let again = kept.run(learning);
         assert_eq!(again.tokens, first.tokens);
         assert!(again.notices.is_empty(), "{:?}", again.notices);
-        assert!(again.usage.experts.is_some());
+        let experts = again.usage.experts.unwrap();
+        assert!(experts.prefetch.filled > 0, "{experts:?}");
+        let demands = demands_after_the_first_token(&kept.model);
+        assert_eq!(experts.hits + experts.late + experts.misses, demands);
     }
     assert_ne!(fs::read(kept.place()).unwrap(), file, "more was learnt");
     assert_eq!(fs::read_dir(kept.folder.path()).unwrap().count(), 2);

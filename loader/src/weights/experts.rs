@@ -242,9 +242,21 @@ impl Weights {
     /// When the plan has no slots for experts.
     pub async fn next_expert(&mut self) -> Result<(), ReadError> {
         let started = Instant::now();
-        let landed = poll_fn(|context| self.poll_experts(context)).await;
+        let landed = self.next_guess().await;
         self.waited(None, started);
         landed
+    }
+
+    /// As [`Weights::next_expert`], for whoever has nothing else to do: the time is not
+    /// counted as one that a step has waited.
+    ///
+    /// # Errors
+    /// As [`Weights::next_expert`].
+    ///
+    /// # Panics
+    /// When the plan has no slots for experts.
+    pub async fn next_guess(&mut self) -> Result<(), ReadError> {
+        poll_fn(|context| self.poll_experts(context)).await
     }
 
     /// Takes what has landed without waiting for it.

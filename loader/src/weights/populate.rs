@@ -84,17 +84,23 @@ impl Wanted {
         run_when_idle();
         let mut ready = 0;
         while ready < arena.bytes() && !self.is_over.load(Ordering::Acquire) {
-            if ready >= self.bytes.load(Ordering::Acquire) {
+            let bytes = self.step_bytes(ready, arena);
+            if bytes == 0 {
                 thread::park();
                 continue;
             }
-            let bytes = STEP_BYTES.min(arena.bytes() - ready);
             // Kernels before 5.14 know no such call.
             if arena.populate(ready, bytes).is_err() {
                 return;
             }
             ready += bytes;
         }
+    }
+
+    /// What to make ready now beyond the `ready` bytes: nothing where no more is wanted.
+    fn step_bytes(&self, ready: usize, arena: &Arena) -> usize {
+        let wanted = self.bytes.load(Ordering::Acquire).min(arena.bytes());
+        STEP_BYTES.min(wanted.saturating_sub(ready))
     }
 }
 
@@ -129,6 +135,27 @@ mod tests {
         assert!(buffer.as_mut_slice().iter().all(|&byte| byte == 7));
         let mut end = arena.buffer(3 * STEP_BYTES, 4096, None);
         assert!(end.as_mut_slice().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn nothing_is_made_ready_beyond_the_limit() {
+        let arena = Arena::new(3 * STEP_BYTES).unwrap();
+        let wanted = Arc::new(Wanted {
+            bytes: AtomicUsize::new(usize::MAX),
+            is_over: AtomicBool::new(false),
+        });
+        let mut populate = Populate {
+            wanted: Arc::clone(&wanted),
+            used_bytes: 0,
+            limit_bytes: usize::MAX,
+            thread: Some(thread::current()),
+        };
+        assert_eq!(wanted.step_bytes(2 * STEP_BYTES, &arena), STEP_BYTES);
+        populate.limit(STEP_BYTES + 4096);
+        populate.used(STEP_BYTES);
+        assert_eq!(wanted.step_bytes(0, &arena), STEP_BYTES);
+        assert_eq!(wanted.step_bytes(STEP_BYTES, &arena), 4096);
+        assert_eq!(wanted.step_bytes(2 * STEP_BYTES, &arena), 0);
     }
 
     #[test]

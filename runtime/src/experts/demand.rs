@@ -34,16 +34,18 @@ const ROUTER_PART_BYTES: usize = 64 << 10;
 pub struct ExpertStatistics {
     /// Experts that were in memory when a layer's routing named them.
     pub hits: u64,
-    /// Experts that had to be asked for. What is neither this nor that was on its way.
+    /// Experts that were on their way then.
+    pub late: u64,
+    /// Experts that had to be asked for.
     pub misses: u64,
     /// The bytes of these, without what alignment adds.
     pub missed_bytes: u64,
-    /// Time that layers waited for experts.
-    pub wait: Duration,
     /// Experts that lossy routing put in the place of a router's choice.
     pub substituted: u64,
     /// Experts that it left out.
     pub dropped: u64,
+    /// Time that layers waited for experts.
+    pub wait: Duration,
     /// The part of it in which the drive had been asked for nothing more.
     pub idle_wait: Duration,
     /// Reads under way while layers waited, times the seconds of that.
@@ -59,11 +61,12 @@ impl ExpertStatistics {
     pub fn since(&self, before: &Self) -> Self {
         Self {
             hits: self.hits - before.hits,
+            late: self.late - before.late,
             misses: self.misses - before.misses,
             missed_bytes: self.missed_bytes - before.missed_bytes,
-            wait: self.wait - before.wait,
             substituted: self.substituted - before.substituted,
             dropped: self.dropped - before.dropped,
+            wait: self.wait - before.wait,
             idle_wait: self.idle_wait - before.idle_wait,
             wait_reads: self.wait_reads - before.wait_reads,
             wait_bytes: self.wait_bytes - before.wait_bytes,
@@ -160,8 +163,12 @@ impl ExpertDemand {
         if self.slots.is_none() {
             self.slots = self.spare_slots.take();
         }
-        if let Some(Slots { cache, .. }) = &mut self.slots {
+        if let Some(Slots {
+            cache, prefetcher, ..
+        }) = &mut self.slots
+        {
             cache.set_slots(slots);
+            prefetcher.follow_slots(cache);
         }
     }
 
@@ -226,7 +233,7 @@ impl ExpertDemand {
         // What fails will be read again, and heard of, when it is needed.
         while let Ok(()) = self.read_ahead(weights) {
             let under_way = self.slots.is_some() && weights.experts_under_way().guessed > 0;
-            if !under_way || weights.next_expert().await.is_err() {
+            if !under_way || weights.next_guess().await.is_err() {
                 break;
             }
         }
@@ -290,6 +297,7 @@ impl ExpertDemand {
                     self.statistics.missed_bytes += expert_bytes[mixture];
                     prefetcher.missed(mixture, expert);
                 } else {
+                    self.statistics.late += 1;
                     prefetcher.late(mixture, expert);
                 }
             }

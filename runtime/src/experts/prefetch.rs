@@ -129,7 +129,7 @@ pub(super) struct Prefetcher {
     candidates: Vec<usize>,
     /// Experts to fill empty slots with, the hottest last.
     hottest: Vec<(usize, usize)>,
-    /// Guesses that had a slot, and were not there when this was last looked at.
+    /// Guesses that were given a slot since a layer was routed last.
     under_way: Vec<(usize, ExpertId)>,
     /// Of each expert: it was read before it was needed, and has not been needed yet.
     is_early: Vec<bool>,
@@ -250,6 +250,17 @@ impl Prefetcher {
         }
     }
 
+    /// Slots have been closed: guesses that were in them will not be there.
+    pub(super) fn follow_slots(&mut self, cache: &ExpertCache) {
+        for layer in 0..self.shape.layers {
+            for expert in 0..self.shape.experts {
+                if cache.slot(layer, expert).is_none() {
+                    self.statistics.wasted += self.take_early(layer, expert);
+                }
+            }
+        }
+    }
+
     /// The layer after the one that was routed last.
     pub(super) fn next_layer(&self) -> usize {
         (self.layer + 1) % self.shape.layers
@@ -300,6 +311,11 @@ impl Prefetcher {
                 self.is_early[self.shape.index(next, expert)] = true;
                 self.statistics.issued += 1;
                 self.statistics.issued_bytes += expert_bytes[next];
+                // The one before has landed, or the drive would not be idle.
+                if self.under_way.len() == UNDER_WAY_MAX {
+                    self.under_way.remove(0);
+                }
+                self.under_way.push((admission.slot, id));
                 (id, admission)
             } else {
                 let Some((mixture, expert)) = self.next_hottest(cache) else {
@@ -312,10 +328,6 @@ impl Prefetcher {
                 (ExpertId { mixture, expert }, admission)
             };
             self.evicted(admission.evicted);
-            if self.under_way.len() == self.under_way.capacity() {
-                self.under_way.remove(0);
-            }
-            self.under_way.push((admission.slot, id));
             weights.guess_expert(admission.slot, id);
         }
     }
@@ -370,4 +382,31 @@ impl Prefetcher {
 fn is_idle(weights: &Weights) -> bool {
     let under_way = weights.experts_under_way();
     under_way.demanded == 0 && under_way.guessed < UNDER_WAY_MAX && !weights.streams_units()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: MixtureShape = MixtureShape {
+        layers: 2,
+        experts: 4,
+        used: 2,
+    };
+
+    #[test]
+    fn a_guess_whose_slot_is_closed_was_wasted_and_is_no_use_later() {
+        let mut cache = ExpertCache::new(SHAPE, 4);
+        let mut prefetcher = Prefetcher::new(SHAPE, Prefetch::Both, 4);
+        for expert in 0..4 {
+            cache.prefetch(1, expert).expect("a free slot");
+            prefetcher.is_early[SHAPE.index(1, expert)] = true;
+        }
+        cache.set_slots(3);
+        prefetcher.follow_slots(&cache);
+        prefetcher.follow_slots(&cache);
+        assert_eq!(prefetcher.statistics().wasted, 1);
+        (0..4).for_each(|expert| prefetcher.hit(1, expert));
+        assert_eq!(prefetcher.statistics().useful, 3);
+    }
 }
