@@ -14,13 +14,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{
-    command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_interrupts, words,
-};
+use crate::{command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words};
 
 /// Starts a conversation with every answer the most probable one.
 fn start(model: &Path, arguments: &[&str]) -> Child {
-    undo_ignored_interrupts();
+    undo_ignored_signals();
     command("emel-run")
         .arg(model)
         .args(["-cnv", "--temp", "0"])

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
-    command, emel_run, fixture, gemma, llama, refusal, result, undo_ignored_interrupts, words,
+    command, emel_run, fixture, gemma, llama, refusal, result, undo_ignored_signals, words,
 };
 
 /// Runs `emel-run MODEL ARGS…` under a limit of the shell's.
@@ -87,7 +87,7 @@ fn interrupted(model: &Path, files: &[(&str, &Path)]) -> String {
 
 /// Runs until the first text is there, and sends the signal.
 fn ended_by(signal: Signal, model: &Path, files: &[(&str, &Path)]) -> String {
-    undo_ignored_interrupts();
+    undo_ignored_signals();
     let mut run = command("emel-run");
     for (option, path) in files {
         run.arg(option).arg(path);

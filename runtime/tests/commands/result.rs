@@ -12,9 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{
-    command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_interrupts, words,
-};
+use crate::{command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words};
 
 #[track_caller]
 fn json(output: Output) -> Value {
@@ -442,7 +440,7 @@ fn nobody_listening_on_standard_error_is_no_panic() {
 
 #[test]
 fn an_interrupt_ends_a_run_at_once() {
-    undo_ignored_interrupts();
+    undo_ignored_signals();
     let mut child = command("emel-run")
         .arg(gemma())
         .args(words(
