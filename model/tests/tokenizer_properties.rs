@@ -217,6 +217,25 @@ proptest! {
 }
 
 #[test]
+fn a_special_token_that_is_part_of_a_character_is_not_found_in_it() {
+    let mut table = StringTable::default();
+    for token in [&b"a"[..], &[0x87]] {
+        table.push(token);
+    }
+    let kinds = Value::Array(Array::I32(vec![1, 4]));
+    let mut metadata = metadata(vec![
+        ("tokenizer.ggml.model", string("gpt2")),
+        ("tokenizer.ggml.tokens", Value::Array(Array::String(table))),
+        ("tokenizer.ggml.merges", strings(&[])),
+        ("tokenizer.ggml.token_type", kinds),
+    ]);
+    let tokenizer = Tokenizer::from_metadata(&mut metadata).unwrap();
+    // The last byte of this character is 0x87.
+    let ids = tokenizer.encode("a\u{1ee47}a", EncodeOptions::default());
+    assert_eq!(ids, [0, 0]);
+}
+
+#[test]
 fn a_tokenizer_is_shared_between_threads() {
     fn is_shared<T: Send + Sync>(_: &T) {}
     is_shared(&build(byte_pair("gpt-2")));

@@ -81,7 +81,7 @@ impl SpecialTokens {
         text: &str,
         parse_special: bool,
     ) -> Vec<Fragment> {
-        let mut occurrences = self.find(vocabulary, text.as_bytes(), parse_special);
+        let mut occurrences = self.find(vocabulary, text, parse_special);
         occurrences.sort_unstable_by_key(|occurrence| occurrence.start);
         let mut fragments = Vec::with_capacity(2 * occurrences.len() + 1);
         let mut position = 0;
@@ -98,7 +98,7 @@ impl SpecialTokens {
         fragments
     }
 
-    fn find(&self, vocabulary: &Vocabulary, text: &[u8], parse_special: bool) -> Vec<Occurrence> {
+    fn find(&self, vocabulary: &Vocabulary, text: &str, parse_special: bool) -> Vec<Occurrence> {
         let mut taken = vec![false; text.len()];
         let mut occurrences = Vec::new();
         for length in &self.lengths {
@@ -111,7 +111,7 @@ impl SpecialTokens {
                 if taken[start] || taken[end - 1] {
                     continue;
                 }
-                let end = end + self.space_after(token, &text[end..], &taken[end..]);
+                let end = end + self.space_after(token, &text.as_bytes()[end..], &taken[end..]);
                 taken[start..end].fill(true);
                 occurrences.push(Occurrence { start, end, token });
             }
@@ -138,19 +138,23 @@ impl SpecialTokens {
 }
 
 impl Length {
-    /// Tokens of this length that stand in free text, as (token, start).
+    /// Tokens of this length that stand in free text, as (token, start). One that is no UTF-8
+    /// stands in none, but may be a part of a character.
     fn candidates(
         &self,
         vocabulary: &Vocabulary,
-        text: &[u8],
+        text: &str,
         taken: &[bool],
         parse_special: bool,
     ) -> Vec<(u32, usize)> {
         let mut candidates = Vec::new();
-        for (start, window) in text.windows(self.bytes).enumerate() {
+        for (start, window) in text.as_bytes().windows(self.bytes).enumerate() {
             let first = window[0];
             let begins = self.first_bytes[usize::from(first / 64)] >> (first % 64) & 1 == 1;
             if !begins || taken[start] || taken[start + self.bytes - 1] {
+                continue;
+            }
+            if !(text.is_char_boundary(start) && text.is_char_boundary(start + self.bytes)) {
                 continue;
             }
             let found = vocabulary.id(window);
