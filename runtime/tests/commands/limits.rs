@@ -15,7 +15,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
-    command, emel_run, fixture, gemma, llama, refusal, result, undo_ignored_signals, words,
+    answering, command, emel_run, fixture, gemma, llama, refusal, result, undo_ignored_signals,
+    words,
 };
 
 /// Runs `emel-run MODEL ARGS…` under a limit of the shell's.
@@ -92,16 +93,10 @@ fn ended_by(signal: Signal, model: &Path, files: &[(&str, &Path)]) -> String {
     for (option, path) in files {
         run.arg(option).arg(path);
     }
-    let mut child = run
-        .arg(model)
+    run.arg(model)
         .args(words("-p hello -n 19000 -c 20000 --temp 0 --ignore-eos"))
-        .args(words("--ram-budget 256M"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut output = child.stdout.take().unwrap();
-    output.read_exact(&mut [0]).unwrap();
+        .args(words("--ram-budget 256M"));
+    let (child, mut output) = answering(run.stderr(Stdio::piped()));
     kill(Pid::from_raw(child.id() as i32), signal).unwrap();
     output.read_to_end(&mut Vec::new()).unwrap();
     let ended = child.wait_with_output().unwrap();
@@ -198,18 +193,13 @@ fn a_signal_that_is_ignored_by_whoever_started_the_run_is_ignored_by_it() {
     let folder = TempDir::new().unwrap();
     let session = folder.path().join("session");
     let script = "trap '' HUP && exec \"$0\" \"$@\"";
-    let mut child = Command::new("sh")
-        .args(["-c", script, env!("CARGO_BIN_EXE_emel-run")])
+    let mut run = Command::new("sh");
+    run.args(["-c", script, env!("CARGO_BIN_EXE_emel-run")])
         .arg(llama())
         .args(words("-p hello -n 300 -c 400 --temp 0 --ignore-eos"))
         .args(words("--ram-budget 64M --session"))
-        .arg(&session)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut output = child.stdout.take().unwrap();
-    output.read_exact(&mut [0]).unwrap();
+        .arg(&session);
+    let (child, mut output) = answering(run.stderr(Stdio::piped()));
     kill(Pid::from_raw(child.id() as i32), Signal::SIGHUP).unwrap();
     output.read_to_end(&mut Vec::new()).unwrap();
     result(child.wait_with_output().unwrap());
@@ -221,17 +211,12 @@ fn a_run_that_fails_says_so_in_its_statistics() {
     let folder = TempDir::new().unwrap();
     let [model, statistics] = ["model.gguf", "statistics"].map(|name| folder.path().join(name));
     fs::copy(llama(), &model).unwrap();
-    let mut child = command("emel-run")
-        .arg(&model)
+    let mut run = command("emel-run");
+    run.arg(&model)
         .args(words("-p hello -n 19000 -c 20000 --temp 0 --ignore-eos"))
         .args(words("--ram-budget 256M --io pread --stats-json"))
-        .arg(&statistics)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut output = child.stdout.take().unwrap();
-    output.read_exact(&mut [0]).unwrap();
+        .arg(&statistics);
+    let (child, mut output) = answering(run.stderr(Stdio::piped()));
     // A model that is written to while it runs is an error.
     let mut bytes = fs::read(&model).unwrap();
     bytes.push(0);
@@ -336,19 +321,14 @@ fn an_interrupt_saves_the_session() {
 fn a_reader_that_goes_away_leaves_the_session_and_the_statistics_of_what_it_took() {
     let folder = TempDir::new().unwrap();
     let [session, statistics] = ["session", "statistics"].map(|name| folder.path().join(name));
-    let mut child = command("emel-run")
-        .arg(llama())
+    let mut run = command("emel-run");
+    run.arg(llama())
         .args(words("-p hello -n 19000 -c 20000 --temp 0 --ignore-eos"))
         .args(words("--ram-budget 256M --session"))
         .arg(&session)
         .arg("--stats-json")
-        .arg(&statistics)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut output = child.stdout.take().unwrap();
-    output.read_exact(&mut [0]).unwrap();
+        .arg(&statistics);
+    let (mut child, output) = answering(run.stderr(Stdio::null()));
     drop(output);
     assert!(child.wait().unwrap().success());
     assert!(session.is_file());

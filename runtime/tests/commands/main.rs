@@ -20,8 +20,9 @@ mod result;
 mod session;
 
 use std::ffi::OsStr;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use emel_tests::fixtures::fixture;
 use tokio::signal::unix::{SignalKind, signal};
@@ -68,6 +69,15 @@ pub(crate) fn emel_run<A: AsRef<OsStr>>(
     let mut command = command("emel-run");
     command.arg(model).args(["--ram-budget", "64M"]);
     command.args(arguments).output().unwrap()
+}
+
+/// Starts a command and waits for the first byte that it prints; the others come from the
+/// stream.
+pub(crate) fn answering(command: &mut Command) -> (Child, ChildStdout) {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    (child, output)
 }
 
 /// Sees to it that commands begun from now on are ended by signals, also where whoever runs the

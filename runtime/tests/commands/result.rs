@@ -12,7 +12,9 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words};
+use crate::{
+    answering, command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words,
+};
 
 #[track_caller]
 fn json(output: Output) -> Value {
@@ -397,13 +399,7 @@ fn the_number_of_tokens_is_honoured() {
 #[test]
 fn a_reader_that_leaves_early_is_no_error() {
     let leaving = |mut command: std::process::Command| {
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = child.stdout.take().unwrap();
-        output.read_exact(&mut [0]).unwrap();
+        let (child, output) = answering(command.stderr(Stdio::piped()));
         drop(output);
         let output = child.wait_with_output().unwrap();
         let notes = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -441,17 +437,11 @@ fn nobody_listening_on_standard_error_is_no_panic() {
 #[test]
 fn an_interrupt_ends_a_run_at_once() {
     undo_ignored_signals();
-    let mut child = command("emel-run")
-        .arg(gemma())
-        .args(words(
-            "-p hello -n -1 -c 100000 --ignore-eos --ram-budget 1G",
-        ))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut output = child.stdout.take().unwrap();
-    output.read_exact(&mut [0]).unwrap();
+    let mut run = command("emel-run");
+    run.arg(gemma()).args(words(
+        "-p hello -n -1 -c 100000 --ignore-eos --ram-budget 1G",
+    ));
+    let (mut child, mut output) = answering(run.stderr(Stdio::null()));
     let interrupted = Instant::now();
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
     output.read_to_end(&mut Vec::new()).unwrap();
