@@ -101,9 +101,10 @@ pub(crate) fn usage(
         prefill_tokens_per_second: rate(counts.prompt - counts.resumed, prefill),
         decode_tokens_per_second: rate(counts.passes, after_first.time),
         first_token_ms: milliseconds(first_token),
-        bytes_read: total.bytes_read,
-        retries: total.retries,
+        bytes_read: total.costs.bytes_read,
+        retries: total.costs.retries,
         streamed_bytes_per_token: after_first
+            .costs
             .bytes_read
             .checked_div(counts.passes as u64)
             .unwrap_or(0),
@@ -118,28 +119,28 @@ pub(crate) fn usage(
                 slots,
                 slot_bytes: planned.layout.slot_bytes as u64,
                 of_experts: planned.layout.experts(),
-                hits: after_first.experts.hits,
-                misses: after_first.experts.misses,
-                missed_bytes_per_token: (after_first.experts.missed_bytes)
+                hits: after_first.costs.experts.hits,
+                misses: after_first.costs.experts.misses,
+                missed_bytes_per_token: (after_first.costs.experts.missed_bytes)
                     .checked_div(counts.passes as u64)
                     .unwrap_or(0),
-                late: after_first.experts.late,
-                wait_ms: milliseconds(total.experts.wait),
+                late: after_first.costs.experts.late,
+                wait_ms: milliseconds(total.costs.experts.wait),
                 decode_wait: after_first.expert_wait(),
                 prefetch: PrefetchUsage {
                     // Most of it before the first request.
                     filled: scheduler.generator.expert_statistics().prefetch.filled,
-                    ..prefetch_usage(fixed.prefetch, &after_first.experts.prefetch)
+                    ..prefetch_usage(fixed.prefetch, &after_first.costs.experts.prefetch)
                 },
             }),
-        lossy: lossy_usage(fixed, &after_first.experts, counts.passes),
+        lossy: lossy_usage(fixed, &after_first.costs.experts, counts.passes),
         kv_bytes: fixed.kv_bytes,
         budget_bytes: fixed.budget_bytes,
         planned_bytes: fixed.planned_bytes,
         spent: total.spent(),
         decode: after_first.spent(),
         decode_bytes_per_second: if decode_seconds > 0.0 {
-            after_first.bytes_read as f64 / decode_seconds
+            after_first.costs.bytes_read as f64 / decode_seconds
         } else {
             0.0
         },
@@ -190,12 +191,7 @@ struct Costs {
 /// What a stretch of time was spent on.
 struct Reading {
     time: Duration,
-    bytes_read: u64,
-    retries: u64,
-    wait: Duration,
-    compute: Duration,
-    sampling: Duration,
-    experts: ExpertStatistics,
+    costs: Costs,
 }
 
 impl Costs {
@@ -210,6 +206,17 @@ impl Costs {
             experts: scheduler.generator.expert_statistics(),
         }
     }
+
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            bytes_read: self.bytes_read - before.bytes_read,
+            retries: self.retries - before.retries,
+            wait: self.wait - before.wait,
+            compute: self.compute - before.compute,
+            sampling: self.sampling - before.sampling,
+            experts: self.experts.since(&before.experts),
+        }
+    }
 }
 
 impl Meter {
@@ -221,15 +228,9 @@ impl Meter {
     }
 
     fn read(&self, scheduler: &Scheduler) -> Reading {
-        let (before, now) = (&self.costs, Costs::so_far(scheduler));
         Reading {
             time: self.started.elapsed(),
-            bytes_read: now.bytes_read - before.bytes_read,
-            retries: now.retries - before.retries,
-            wait: now.wait - before.wait,
-            compute: now.compute - before.compute,
-            sampling: now.sampling - before.sampling,
-            experts: now.experts.since(&before.experts),
+            costs: Costs::so_far(scheduler).since(&self.costs),
         }
     }
 }
@@ -249,7 +250,7 @@ fn prefetch_usage(setting: Prefetch, found: &PrefetchStatistics) -> PrefetchUsag
 
 impl Reading {
     fn expert_wait(&self) -> ExpertWait {
-        let experts = &self.experts;
+        let experts = &self.costs.experts;
         let seconds = experts.wait.as_secs_f64();
         let per_second = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         ExpertWait {
@@ -261,13 +262,14 @@ impl Reading {
     }
 
     fn spent(&self) -> Spent {
-        let known = self.wait + self.compute + self.sampling;
+        let costs = &self.costs;
+        let known = costs.wait + costs.compute + costs.sampling;
         Spent {
             total_ms: milliseconds(self.time),
-            wait_ms: milliseconds(self.wait),
-            expert_wait_ms: milliseconds(self.experts.wait),
-            compute_ms: milliseconds(self.compute),
-            sampling_ms: milliseconds(self.sampling),
+            wait_ms: milliseconds(costs.wait),
+            expert_wait_ms: milliseconds(costs.experts.wait),
+            compute_ms: milliseconds(costs.compute),
+            sampling_ms: milliseconds(costs.sampling),
             other_ms: milliseconds(self.time.saturating_sub(known)),
         }
     }
