@@ -128,9 +128,12 @@ pub(crate) fn usage(
                 wait_ms: milliseconds(total.costs.experts.wait),
                 decode_wait: after_first.expert_wait(),
                 prefetch: PrefetchUsage {
-                    // Most of it before the first request.
-                    filled: scheduler.generator.expert_statistics().prefetch.filled,
-                    ..prefetch_usage(fixed.prefetch, &after_first.costs.experts.prefetch)
+                    setting: fixed.prefetch.name(),
+                    counts: PrefetchStatistics {
+                        // Most of it before the first request.
+                        filled: scheduler.generator.expert_statistics().prefetch.filled,
+                        ..after_first.costs.experts.prefetch
+                    },
                 },
             }),
         lossy: lossy_usage(fixed, &after_first.costs.experts, counts.passes),
@@ -232,19 +235,6 @@ impl Meter {
             time: self.started.elapsed(),
             costs: Costs::so_far(scheduler).since(&self.costs),
         }
-    }
-}
-
-fn prefetch_usage(setting: Prefetch, found: &PrefetchStatistics) -> PrefetchUsage {
-    PrefetchUsage {
-        setting: setting.name(),
-        tokens: found.tokens,
-        issued: found.issued,
-        issued_bytes: found.issued_bytes,
-        useful: found.useful,
-        late: found.late,
-        wasted: found.wasted,
-        filled: found.filled,
     }
 }
 

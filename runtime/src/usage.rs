@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::experts::prefetch::PrefetchStatistics;
+
 /// The statistics of one request. `--stats-json` writes them as they are named here.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Usage {
@@ -133,22 +135,9 @@ pub struct ExpertWait {
 pub struct PrefetchUsage {
     /// `auto`, `off`, `router`, `coact` or `both`.
     pub setting: &'static str,
-    /// Tokens computed with guesses; with `auto` those that it was thought to pay for, or
-    /// tried with.
-    pub tokens: u64,
-    /// Experts read.
-    pub issued: u64,
-    /// Their bytes, without what alignment adds.
-    pub issued_bytes: u64,
-    /// Those that were in memory when they were needed.
-    pub useful: u64,
-    /// Those that were still on their way then.
-    pub late: u64,
-    /// Those that had to go, and were not needed before.
-    pub wasted: u64,
-    /// Experts read into empty slots because earlier runs have used them most, since the
-    /// engine was opened.
-    pub filled: u64,
+    /// What became of them after the first token; those filled in since the engine was opened.
+    #[serde(flatten)]
+    pub counts: PrefetchStatistics,
 }
 
 /// Lossy routing, and what it has changed after the first token.

@@ -71,7 +71,7 @@ fn the_tokens_are_those_of_the_resident_model_for_every_setting_budget_and_reade
                 let Some(experts) = usage.experts else {
                     continue;
                 };
-                let guesses = experts.prefetch;
+                let guesses = experts.prefetch.counts;
                 assert!(
                     guesses.useful + guesses.late + guesses.wasted <= guesses.issued,
                     "{guesses:?}"
@@ -243,7 +243,7 @@ fn what_was_learnt_is_kept_beside_the_model_and_fills_the_slots_of_another_run()
         assert_eq!(again.tokens, first.tokens);
         assert!(again.notices.is_empty(), "{:?}", again.notices);
         let experts = again.usage.experts.unwrap();
-        assert!(experts.prefetch.filled > 0, "{experts:?}");
+        assert!(experts.prefetch.counts.filled > 0, "{experts:?}");
         let demands = demands_after_the_first_token(&kept.model);
         assert_eq!(experts.hits + experts.late + experts.misses, demands);
     }

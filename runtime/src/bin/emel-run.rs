@@ -384,18 +384,18 @@ fn tell_experts(experts: &ExpertUsage, decoded_tokens: usize) {
         size(experts.missed_bytes_per_token),
         experts.wait_ms,
     ));
-    let prefetch = &experts.prefetch;
+    let guesses = &experts.prefetch.counts;
     cli::tell(&format!(
         "guesses: {} ({} of {} tokens): {} read ({}), {} useful, {} late, {} wasted; {} filled in from earlier runs",
-        prefetch.setting,
-        prefetch.tokens,
+        experts.prefetch.setting,
+        guesses.tokens,
         decoded_tokens,
-        prefetch.issued,
-        size(prefetch.issued_bytes),
-        prefetch.useful,
-        prefetch.late,
-        prefetch.wasted,
-        prefetch.filled,
+        guesses.issued,
+        size(guesses.issued_bytes),
+        guesses.useful,
+        guesses.late,
+        guesses.wasted,
+        guesses.filled,
     ));
     let wait = &experts.decode_wait;
     cli::tell(&format!(

@@ -15,6 +15,7 @@
 
 use emel_loader::expert_slots::ExpertId;
 use emel_loader::weights::Weights;
+use serde::Serialize;
 
 use super::MixtureShape;
 use super::account::Account;
@@ -79,8 +80,11 @@ impl Prefetch {
 }
 
 /// What became of guesses.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct PrefetchStatistics {
+    /// Tokens computed with guesses; with [`Prefetch::Auto`] those that it was thought to pay
+    /// for, or tried with.
+    pub tokens: u64,
     /// Experts that were read before a layer needed them.
     pub issued: u64,
     /// Their bytes, without what alignment adds.
@@ -93,21 +97,19 @@ pub struct PrefetchStatistics {
     pub wasted: u64,
     /// Experts read into empty slots because an earlier run has used them a lot.
     pub filled: u64,
-    /// Tokens computed with guesses.
-    pub tokens: u64,
 }
 
 impl PrefetchStatistics {
     /// What has been added since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
+            tokens: self.tokens - before.tokens,
             issued: self.issued - before.issued,
             issued_bytes: self.issued_bytes - before.issued_bytes,
             useful: self.useful - before.useful,
             late: self.late - before.late,
             wasted: self.wasted - before.wasted,
             filled: self.filled - before.filled,
-            tokens: self.tokens - before.tokens,
         }
     }
 }
