@@ -48,6 +48,15 @@ impl Memory {
         )
     }
 
+    /// Bytes that nobody uses, not even the page cache (`MemFree`).
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn free(&self) -> Result<u64, SystemError> {
+        let path = self.proc.join("meminfo");
+        kibibytes(&path, &read(&path)?, "MemFree", "a line `MemFree: N kB`")
+    }
+
     /// Bytes that the machine has (`MemTotal`).
     ///
     /// # Errors
@@ -132,6 +141,7 @@ mod tests {
         let root = root_with("proc/meminfo", text);
         let memory = Memory::with_root(root.path());
         assert_eq!(memory.available().unwrap(), 102_400);
+        assert_eq!(memory.free().unwrap(), 51_200);
         assert_eq!(memory.total().unwrap(), 204_800);
     }
 

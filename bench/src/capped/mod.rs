@@ -7,6 +7,7 @@
 pub mod cap;
 pub mod drive;
 pub mod environment;
+mod free_memory;
 pub mod group;
 pub mod lane;
 pub mod markdown;

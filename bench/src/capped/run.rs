@@ -9,6 +9,7 @@ use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
 use super::drive::{Drive, Moment, evict_all};
+use super::free_memory;
 use super::group::GroupUsage;
 use super::lane::{Answer, Event, Mark, Task, Variant};
 use super::report::{CachedBefore, Figures, Outcome};
@@ -107,6 +108,7 @@ impl Runner {
         command.stderr(File::create(&said)?);
 
         let cached_before = evict_all(&self.files)?;
+        free_memory::touch(cap.bytes.unwrap_or_else(|| self.model_bytes()));
         let mut child = command.spawn().context("cannot run timeout (coreutils)")?;
         let stdout = child.stdout.take().context("the lane has no output")?;
         let marks = self.listen(BufReader::new(stdout));
@@ -131,6 +133,12 @@ impl Runner {
                 message: "it ended well and said nothing".to_owned(),
             },
         })
+    }
+
+    /// What a lane without a cap may take; nothing of files that cannot be looked at.
+    fn model_bytes(&self) -> u64 {
+        let sizes = self.files.iter().flat_map(std::fs::metadata);
+        sizes.map(|file| file.len()).sum()
     }
 
     fn capped(&self, cap_bytes: Option<u64>) -> Command {
