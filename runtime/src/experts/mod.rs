@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`demand`] | a layer's experts, computed as they come |
 //! | [`prefetch`] | those of the layer after it, read while the drive would be idle |
+//! | [`calibration`] | which of them are likely enough |
 //! | [`account`] | whether that pays |
 //! | [`cache`] | who is in which slot, and who has to go |
 //! | [`coactivation`] | which experts follow which, counted token by token |
@@ -17,6 +18,7 @@
 
 pub mod account;
 pub mod cache;
+pub mod calibration;
 pub mod coactivation;
 pub mod demand;
 pub mod heat;

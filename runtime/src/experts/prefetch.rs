@@ -20,6 +20,7 @@ use serde::Serialize;
 use super::MixtureShape;
 use super::account::Account;
 use super::cache::ExpertCache;
+use super::calibration::Calibration;
 use super::coactivation::Coactivation;
 use super::heat::Heat;
 use super::predictor::{Predictor, Source};
@@ -28,6 +29,8 @@ use super::predictor::{Predictor, Source};
 const CANDIDATES_MAX: usize = 8;
 /// Those less likely to be needed are none.
 const CANDIDATE_CHANCE_MIN: f32 = 0.5;
+/// Guesses of experts that are not in memory whose outcome is learnt from, the likeliest.
+const JUDGED_MAX: usize = 2 * CANDIDATES_MAX;
 /// A layer that will miss fewer than this on average is not worth a guess.
 const EXPECTED_MISSES_MIN: f32 = 0.5;
 /// Guesses under way at a time: there is time for little more before the layer comes.
@@ -129,6 +132,10 @@ pub(super) struct Prefetcher {
     has_guessed: bool,
     /// Of the next layer, the likeliest last.
     candidates: Vec<usize>,
+    /// Of the next layer's experts that are not in memory, the likeliest, with the
+    /// predictor's chances; and what these have turned out to mean.
+    judged: Vec<(usize, f32)>,
+    calibration: Calibration,
     /// Experts to fill empty slots with, the hottest last.
     hottest: Vec<(usize, usize)>,
     /// Guesses that were given a slot since a layer was routed last.
@@ -153,6 +160,8 @@ impl Prefetcher {
             layer: 0,
             has_guessed: false,
             candidates: Vec::with_capacity(CANDIDATES_MAX),
+            judged: Vec::with_capacity(JUDGED_MAX),
+            calibration: Calibration::default(),
             hottest: Vec::new(),
             under_way: Vec::with_capacity(UNDER_WAY_MAX),
             is_early: vec![false; shape.all()],
@@ -165,6 +174,7 @@ impl Prefetcher {
     pub(super) fn required_bytes(shape: MixtureShape) -> usize {
         Predictor::required_bytes(shape, shape.experts)
             + CANDIDATES_MAX * size_of::<usize>()
+            + JUDGED_MAX * size_of::<(usize, f32)>()
             + UNDER_WAY_MAX * size_of::<(usize, ExpertId)>()
             + shape.all() * (size_of::<bool>() + size_of::<(usize, usize)>())
     }
@@ -206,6 +216,7 @@ impl Prefetcher {
         }
         if !self.is_on {
             self.candidates.clear();
+            self.judged.clear();
         }
     }
 
@@ -219,6 +230,7 @@ impl Prefetcher {
     /// The pass has failed or nobody wants it any more.
     pub(super) fn abandon(&mut self) {
         self.candidates.clear();
+        self.judged.clear();
         self.predictor.restart();
     }
 
@@ -226,6 +238,9 @@ impl Prefetcher {
     /// layer is likely to miss.
     pub(super) fn route(&mut self, cache: &ExpertCache, layer: usize, chosen: &[usize]) {
         self.candidates.clear();
+        for (expert, predicted) in self.judged.drain(..) {
+            self.calibration.learn(predicted, chosen.contains(&expert));
+        }
         self.layer = layer;
         let expected = cache.expected_misses(self.next_layer());
         self.has_guessed = !self.is_on || expected < EXPECTED_MISSES_MIN;
@@ -282,12 +297,18 @@ impl Prefetcher {
         for expert in 0..self.shape.experts {
             cache.expect(next, expert, self.predictor.chance(expert));
         }
-        let is_candidate = |&&expert: &&usize| {
-            self.predictor.chance(expert) >= CANDIDATE_CHANCE_MIN
-                && cache.slot(next, expert).is_none()
-        };
-        let likely = self.predictor.guesses().iter().filter(is_candidate);
-        self.candidates.extend(likely.take(CANDIDATES_MAX));
+        let guesses = self.predictor.guesses().iter();
+        let missing = guesses.filter(|&&expert| cache.slot(next, expert).is_none());
+        let judged = missing.map(|&expert| (expert, self.predictor.chance(expert)));
+        self.judged.extend(judged.take(JUDGED_MAX));
+        for &(expert, predicted) in &self.judged {
+            cache.expect(next, expert, self.calibration.chance(predicted));
+        }
+        let is_likely =
+            |(_, predicted): &&_| self.calibration.chance(*predicted) >= CANDIDATE_CHANCE_MIN;
+        let likely = self.judged.iter().filter(is_likely);
+        self.candidates
+            .extend(likely.map(|&(expert, _)| expert).take(CANDIDATES_MAX));
         self.candidates.reverse();
     }
 
