@@ -3,12 +3,13 @@
 //! The data flow, one module per hop: [`gguf`] describes what the files hold,
 //! [`mod@unit`] cuts it into pieces, [`plan`] decides which of them stay, [`reader`]
 //! brings the others into the [`slots`], and [`weights`] hands them to the steps. Experts
-//! that do not all fit have [`expert_slots`]. The [`probe`] tells the plan what the drive
+//! that do not all fit have [`expert_slots`], cut by [`expert_layout`]. The [`probe`] tells the plan what the drive
 //! gives.
 
 pub mod arena;
 #[cfg(feature = "counting-allocator")]
 pub mod counting_allocator;
+pub mod expert_layout;
 pub mod expert_slots;
 pub mod files;
 pub mod gguf;

@@ -10,7 +10,7 @@
 //! goes through is pinned first, and the rest of the budget becomes slots for experts.
 
 use crate::arena::{HUGE_PAGE_BYTES, PAGE_BYTES};
-use crate::expert_slots::{EXPERT_PARTS, ExpertLayout, ExpertUse};
+use crate::expert_layout::{EXPERT_PARTS, ExpertLayout, ExpertUse};
 use crate::files::Window;
 use crate::gguf::{Catalog, Extent};
 use crate::probe::Curve;

@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use emel_loader::expert_slots::{EXPERT_PARTS, ExpertId, ExpertLayout, ExpertUse};
+use emel_loader::expert_layout::{EXPERT_PARTS, ExpertId, ExpertLayout, ExpertUse};
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{ExpertSlotsPlan, Plan, PlanInputs};

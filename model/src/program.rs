@@ -13,7 +13,7 @@ mod look_ahead;
 mod recurrent;
 
 use emel_kernels::{ActivationFormat, DeltaRuleShape, Format, RopeScaling, RopeStyle};
-use emel_loader::expert_slots::ExpertUse;
+use emel_loader::expert_layout::ExpertUse;
 use emel_loader::gguf::Catalog;
 use emel_loader::unit::WeightUse;
 

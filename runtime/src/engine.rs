@@ -24,8 +24,9 @@ use crate::budget::RamBudget;
 use crate::error::Error;
 use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
+use crate::job::{Evaluation, Generation, Job, SessionJob, SessionTask, Tracing};
 use crate::request::{Prompt, PromptLimits, Request, TextLimit, check_biases};
-use crate::scheduler::{self, Evaluation, Generation, Job, SessionJob, SessionTask, Tracing};
+use crate::scheduler;
 use crate::stream::TokenStream;
 
 /// Requests that may wait for their turn before [`Engine::generate`] waits itself.

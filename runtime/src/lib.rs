@@ -27,6 +27,7 @@ mod error;
 pub mod experts;
 pub mod generator;
 mod hashing;
+mod job;
 mod live_budget;
 mod lossy;
 pub mod measurements;

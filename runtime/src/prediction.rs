@@ -6,7 +6,7 @@
 //! matter. Which ones a layer needs is known only when it has been routed, so its misses are
 //! read while its hits are computed, and nothing else is.
 
-use emel_loader::expert_slots::{EXPERT_PARTS, ExpertUse};
+use emel_loader::expert_layout::{EXPERT_PARTS, ExpertUse};
 use emel_loader::plan::{ExpertSlotsPlan, Plan, Residency};
 use emel_loader::probe::READ_SECONDS;
 

@@ -1,20 +1,19 @@
 //! The engine's thread: takes requests in turn and runs their passes.
 
 use std::future::{Future, poll_fn};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
-use emel_loader::reader::{Backend, ReadError};
+use emel_loader::reader::Backend;
 use emel_loader::trace::{Activity, Trace};
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
-use emel_model::routing_log::RoutingLog;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions, Stage};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
 use emel_systemd::MemoryWatch;
@@ -25,66 +24,14 @@ use crate::blueprint::{Blueprint, Io};
 use crate::budget::RamBudget;
 use crate::engine::Description;
 use crate::error::Error;
-use crate::experts::MixtureShape;
-use crate::experts::heat::{self, Heat, Learning};
+use crate::experts::heat_file::HeatFile;
 use crate::generator::{Generator, PassEnd};
-use crate::live_budget::{LiveBudget, NoticeListener, POLL_INTERVAL};
+use crate::job::{Evaluation, Generation, Job, SessionTask, Tracing};
+use crate::live_budget::{LiveBudget, POLL_INTERVAL};
 use crate::meter::{self, Counts, FixedUsage, Meter};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Event, Token};
 use crate::usage::Usage;
-
-/// Something for the engine's thread to do.
-pub(crate) enum Job {
-    Generate(Generation),
-    Evaluate(Evaluation),
-    Trace(Tracing),
-    Session(SessionJob),
-}
-
-/// A checked request: `ids` is not empty, fits the context and the vocabulary.
-pub(crate) struct Generation {
-    pub(crate) ids: Vec<u32>,
-    pub(crate) max_tokens: usize,
-    pub(crate) sampler: SamplerOptions,
-    pub(crate) ignore_eos: bool,
-    pub(crate) events: mpsc::Sender<Event>,
-    /// Whether it is to end after the pass that runs.
-    pub(crate) stops: Arc<AtomicBool>,
-}
-
-/// Takes a position and its row of logits.
-pub(crate) type OnLogits = Box<dyn FnMut(usize, &[f32]) + Send>;
-
-/// A checked evaluation.
-pub(crate) struct Evaluation {
-    pub(crate) ids: Vec<u32>,
-    pub(crate) on_logits: OnLogits,
-    pub(crate) finished: oneshot::Sender<Result<(), Error>>,
-}
-
-/// Takes the position of a pass's first token, how many tokens it had, and their routing.
-pub(crate) type OnRouting = Box<dyn FnMut(usize, usize, &RoutingLog) + Send>;
-
-/// Checked ids whose routing is wanted.
-pub(crate) struct Tracing {
-    pub(crate) ids: Vec<u32>,
-    pub(crate) on_routing: OnRouting,
-    pub(crate) finished: oneshot::Sender<Result<(), Error>>,
-}
-
-/// What to do with a session file.
-pub(crate) enum SessionTask {
-    Save,
-    Restore,
-}
-
-/// A session to save or restore.
-pub(crate) struct SessionJob {
-    pub(crate) path: PathBuf,
-    pub(crate) task: SessionTask,
-    pub(crate) finished: oneshot::Sender<Result<usize, Error>>,
-}
 
 /// Builds the engine, says so through `started`, and serves jobs until none can come.
 pub(crate) fn run(
@@ -280,61 +227,6 @@ pub(crate) struct Scheduler {
     pub(crate) fixed: FixedUsage,
     /// Where what was learnt is kept in the end, if it is.
     heat: Option<HeatFile>,
-}
-
-/// The place of what is learnt about the model's experts.
-struct HeatFile {
-    path: PathBuf,
-    listener: NoticeListener,
-}
-
-impl HeatFile {
-    /// Lets the generator begin with what an earlier run has left, as the settings say, and
-    /// says where to keep what it learns. What cannot be used is left as it is.
-    fn new(
-        blueprint: &Blueprint,
-        generator: &mut Generator,
-        notices: &mut Vec<String>,
-    ) -> Option<Self> {
-        let learning = blueprint.settings.learning;
-        if learning == Learning::Off || blueprint.plan.expert_slots.is_none() {
-            return None;
-        }
-        let path = heat::place(&blueprint.path);
-        let load = || {
-            if !path.exists() {
-                return Ok(None);
-            }
-            let identity = blueprint.identity().map_err(|error| error.to_string())?;
-            let shape = MixtureShape::of(&blueprint.program);
-            Heat::load(&path, identity, shape).map_err(|error| error.to_string())
-        };
-        match load() {
-            Ok(Some(found)) => generator.warm(found),
-            Ok(None) => {}
-            Err(why) => {
-                notices.push(format!("{} is ignored: {why}", path.display()));
-                return None;
-            }
-        }
-        (learning == Learning::Keep).then(|| Self {
-            path,
-            listener: blueprint.listener.clone(),
-        })
-    }
-
-    fn save(&self, learnt: &Heat, identity: Result<u64, ReadError>) {
-        let saved = match identity {
-            Ok(identity) => learnt
-                .save(&self.path, identity)
-                .map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(why) = saved {
-            let path = self.path.display();
-            self.listener.tell(&format!("{path}: {why}"));
-        }
-    }
 }
 
 /// How a generation ended early.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use emel_loader::expert_slots::ExpertBytes;
+use emel_loader::expert_layout::ExpertBytes;
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, Extent};
 use emel_loader::unit::partition;

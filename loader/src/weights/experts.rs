@@ -10,9 +10,8 @@ use std::time::Instant;
 use super::populate::Populate;
 use super::{Weights, WeightsError};
 use crate::arena::{Arena, SlotBuffer, View};
-use crate::expert_slots::{
-    EXPERT_PARTS, EXPERT_READS, ExpertBytes, ExpertId, ExpertSlots, NextRead, UnderWay,
-};
+use crate::expert_layout::{EXPERT_PARTS, ExpertBytes, ExpertId};
+use crate::expert_slots::{EXPERT_READS, ExpertSlots, NextRead, UnderWay};
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, ExpertSlotsPlan, Plan, ROW_SLOTS, held};
 use crate::reader::ReadError;

@@ -3,7 +3,7 @@
 
 use arrayvec::ArrayVec;
 use emel_kernels::{ActivationFormat, Matrix, OutputView, Product};
-use emel_loader::expert_slots::{EXPERT_PARTS, ExpertBytes};
+use emel_loader::expert_layout::{EXPERT_PARTS, ExpertBytes};
 use emel_loader::weights::EXPERTS_MAX;
 
 use super::{Forward, activate};

@@ -1,6 +1,6 @@
 //! The mixture of experts as operations (Shazeer et al., 2017).
 
-use emel_loader::expert_slots::{EXPERT_PARTS, ExpertUse};
+use emel_loader::expert_layout::{EXPERT_PARTS, ExpertUse};
 
 use super::builder::{checked_format, find};
 use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder};

@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use emel_loader::expert_slots::ExpertId;
+use emel_loader::expert_layout::ExpertId;
 use emel_loader::plan::{ExpertSlotsPlan, Plan};
 use emel_loader::reader::ReadError;
 use emel_loader::unit::Part;

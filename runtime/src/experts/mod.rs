@@ -10,6 +10,7 @@
 //! | [`coactivation`] | which experts follow which, counted token by token |
 //! | [`predictor`] | the next layer's experts, by that table and by the next router |
 //! | [`heat`] | what was learnt, in a file for another run |
+//! | `heat_file` | where that file is |
 //! | [`trace`] | the routing of a text in a file |
 //! | [`replay`] | policies and predictors, scored on such a file |
 //!
@@ -22,6 +23,7 @@ pub mod calibration;
 pub mod coactivation;
 pub mod demand;
 pub mod heat;
+pub(crate) mod heat_file;
 pub mod predictor;
 pub mod prefetch;
 pub mod replay;

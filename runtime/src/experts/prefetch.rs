@@ -13,7 +13,7 @@
 //!
 //! [`Backend::Ring`]: emel_loader::reader::Backend::Ring
 
-use emel_loader::expert_slots::ExpertId;
+use emel_loader::expert_layout::ExpertId;
 use emel_loader::weights::Weights;
 use serde::Serialize;
 

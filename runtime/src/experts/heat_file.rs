@@ -1,0 +1,68 @@
+//! The place of what is learnt about a model's experts: read when the engine starts, written
+//! when it ends.
+
+use std::path::PathBuf;
+
+use emel_loader::reader::ReadError;
+
+use super::MixtureShape;
+use super::heat::{self, Heat, Learning};
+use crate::blueprint::Blueprint;
+use crate::generator::Generator;
+use crate::live_budget::NoticeListener;
+
+/// Where it is kept, and who hears of what goes wrong.
+pub(crate) struct HeatFile {
+    path: PathBuf,
+    listener: NoticeListener,
+}
+
+impl HeatFile {
+    /// Lets the generator begin with what an earlier run has left, as the settings say, and
+    /// says where to keep what it learns. What cannot be used is left as it is.
+    pub(crate) fn new(
+        blueprint: &Blueprint,
+        generator: &mut Generator,
+        notices: &mut Vec<String>,
+    ) -> Option<Self> {
+        let learning = blueprint.settings.learning;
+        if learning == Learning::Off || blueprint.plan.expert_slots.is_none() {
+            return None;
+        }
+        let path = heat::place(&blueprint.path);
+        let load = || {
+            if !path.exists() {
+                return Ok(None);
+            }
+            let identity = blueprint.identity().map_err(|error| error.to_string())?;
+            let shape = MixtureShape::of(&blueprint.program);
+            Heat::load(&path, identity, shape).map_err(|error| error.to_string())
+        };
+        match load() {
+            Ok(Some(found)) => generator.warm(found),
+            Ok(None) => {}
+            Err(why) => {
+                notices.push(format!("{} is ignored: {why}", path.display()));
+                return None;
+            }
+        }
+        (learning == Learning::Keep).then(|| Self {
+            path,
+            listener: blueprint.listener.clone(),
+        })
+    }
+
+    /// Keeps it, or says why it cannot be kept.
+    pub(crate) fn save(&self, learnt: &Heat, identity: Result<u64, ReadError>) {
+        let saved = match identity {
+            Ok(identity) => learnt
+                .save(&self.path, identity)
+                .map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(why) = saved {
+            let path = self.path.display();
+            self.listener.tell(&format!("{path}: {why}"));
+        }
+    }
+}
