@@ -118,18 +118,18 @@ impl<F: FloatBlock> Dots for FloatDots<F> {
         let whole = value_eights.len();
         let eights = rows.map(|row| &F::eights(row).0[..whole]);
         let eights_per_line = LINE_BYTES / size_of::<F::Eight>();
-        for first in (0..whole).step_by(eights_per_line) {
-            // The hardware's prefetchers do not keep up with halves, of which a line takes longer.
-            for eights in eights {
-                let address = eights[first..].as_ptr().cast::<u8>();
-                simd.prefetch(address.wrapping_add(strip_bytes));
-            }
-            for chunk in first..whole.min(first + eights_per_line) {
-                let values = simd.load(&value_eights[chunk]);
-                for row in 0..R {
-                    let weights = F::load(simd, &eights[row][chunk]);
-                    sums[row] = simd.fused_multiply_add(weights, values, sums[row]);
+        for chunk in 0..whole {
+            // Of floats the hardware's own prefetchers bring enough; a line of halves is more work.
+            if eights_per_line > 2 && chunk.is_multiple_of(eights_per_line) {
+                for eights in eights {
+                    let address = eights[chunk..].as_ptr().cast::<u8>();
+                    simd.prefetch(address.wrapping_add(strip_bytes));
                 }
+            }
+            let values = simd.load(&value_eights[chunk]);
+            for row in 0..R {
+                let weights = F::load(simd, &eights[row][chunk]);
+                sums[row] = simd.fused_multiply_add(weights, values, sums[row]);
             }
         }
         if values_rest.is_empty() {

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::Share;
 use super::float::last_eight;
+use super::room::Room;
 use crate::arch::{LANES, PANEL_ROWS, Routine, Simd};
 use crate::block::{BLOCK_ELEMENTS_MAX, FloatBlock, QuantisedBlock};
 use crate::cache::floats_as_bytes;
@@ -25,10 +26,8 @@ const COLUMNS_NEAR: usize = BLOCK_ELEMENTS_MAX;
 /// Eights of columns in a panel.
 const EIGHTS: usize = COLUMNS_NEAR / LANES;
 
-/// Tokens whose sums are kept on the stack while columns pass by, a KiB for each; fewer where there
-/// are fewer.
+/// Tokens whose sums are kept on the stack while columns pass by: 256 KiB.
 const TOKENS_NEAR: usize = 256;
-const FEW_TOKENS: usize = 32;
 
 /// Up to 256 columns of sixteen rows: `[lane][eight][row]`.
 type Panel = [[[f32; PANEL_ROWS]; EIGHTS]; LANES];
@@ -79,33 +78,22 @@ impl<F: QuantisedBlock> Unpack for Dequantised<F> {
 /// Computes the share's rows for all tokens of the product.
 pub(super) fn multiply<U: Unpack>(share: &Share<'_>, values: &[f32], columns: usize) {
     let tokens = share.product.tokens;
-    let mut first = 0;
-    while first < tokens {
+    for first in (0..tokens).step_by(TOKENS_NEAR) {
         let count = TOKENS_NEAR.min(tokens - first);
         let values = &values[first * columns..][..count * columns];
-        if count <= FEW_TOKENS {
-            multiply_near::<U, FEW_TOKENS>(share, values, columns, first);
-        } else {
-            multiply_near::<U, TOKENS_NEAR>(share, values, columns, first);
-        }
-        first += count;
+        multiply_near::<U>(share, values, columns, first);
     }
 }
 
-/// Computes the share's rows for at most `N` tokens.
-fn multiply_near<U: Unpack, const N: usize>(
-    share: &Share<'_>,
-    values: &[f32],
-    columns: usize,
-    first_token: usize,
-) {
+/// Computes the share's rows for at most [`TOKENS_NEAR`] tokens, of which these are the values.
+fn multiply_near<U: Unpack>(share: &Share<'_>, values: &[f32], columns: usize, first_token: usize) {
     let mut panels = [[[[0.0; PANEL_ROWS]; EIGHTS]; LANES]; PANELS];
-    let mut sums = [[[[0.0; PANEL_ROWS]; PANELS]; LANES]; N];
-    let sums = &mut sums[..values.len() / columns];
+    let mut room = Room::<Sums, TOKENS_NEAR>::new();
     for first_row in share.rows.clone().step_by(PANELS * PANEL_ROWS) {
         let rows = (PANELS * PANEL_ROWS).min(share.rows.end - first_row);
         let used = rows.div_ceil(PANEL_ROWS);
-        sums.fill([[[0.0; PANEL_ROWS]; PANELS]; LANES]);
+        let zeros = [[[0.0; PANEL_ROWS]; PANELS]; LANES];
+        let sums = room.filled(values.len() / columns, zeros);
         for first_column in (0..columns).step_by(COLUMNS_NEAR) {
             for (index, panel) in panels[..used].iter_mut().enumerate() {
                 let first_row = first_row + index * PANEL_ROWS;

@@ -14,6 +14,7 @@
 
 use std::marker::PhantomData;
 
+use super::room::Room;
 use super::{Share, single};
 use crate::activations::{GROUP_ELEMENTS, PACK_ELEMENTS, Q8Pack, Q8View};
 use crate::arch::{PANEL_ROWS, Routine, Simd};
@@ -51,12 +52,11 @@ fn multiply_near<F: QuantisedBlock>(
 ) {
     let weights = share.product.weights;
     let mut panels = [Panel::ZERO; PANELS];
-    let mut sums = [[[0.0; PANEL_ROWS]; PANELS]; TOKENS_NEAR];
-    let sums = &mut sums[..count];
+    let mut room = Room::<Sums, TOKENS_NEAR>::new();
     for first_row in share.rows.clone().step_by(PANELS * PANEL_ROWS) {
         let rows = (PANELS * PANEL_ROWS).min(share.rows.end - first_row);
         let used = rows.div_ceil(PANEL_ROWS);
-        sums.fill([[0.0; PANEL_ROWS]; PANELS]);
+        let sums = room.filled(count, [[0.0; PANEL_ROWS]; PANELS]);
         for pack in 0..view.row_packs() {
             for (index, panel) in panels[..used].iter_mut().enumerate() {
                 let first_row = first_row + index * PANEL_ROWS;
