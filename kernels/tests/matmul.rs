@@ -147,7 +147,7 @@ proptest! {
 
     #[test]
     fn long_rows_of_floats_return_the_bits_of_the_scalar_reference_token_by_token(
-        seed: u64, format in proptest::sample::select(&[Format::F32, Format::F16, Format::Bf16]),
+        seed: u64, format in proptest::sample::select(&[Format::F32, Format::F16, Format::BF16]),
         rows in 1_usize..40, columns in 240_usize..800, tokens in 2_usize..12,
     ) {
         let case = Case::new(seed, format, rows, columns, tokens);
@@ -208,7 +208,7 @@ proptest! {
 #[test]
 fn more_tokens_than_are_near_return_the_bits_of_tokens_one_by_one() {
     let (kernels, pool) = (Kernels::detect(), Pool::new(2, false).unwrap());
-    for (format, blocks) in [(Format::F32, 37), (Format::Bf16, 300), (Format::Q4K, 2)] {
+    for (format, blocks) in [(Format::F32, 37), (Format::BF16, 300), (Format::Q4_K, 2)] {
         let case = Case::new(5, format, 35, blocks, 259);
         let together = case.exact(&kernels, &pool);
         let mut each = Case::new(5, format, 35, blocks, 259);
@@ -229,7 +229,7 @@ fn more_tokens_than_are_near_return_the_bits_of_tokens_one_by_one() {
 #[test]
 fn parts_of_a_matrix_in_one_batch_return_the_bits_of_the_whole() {
     let (kernels, pool) = (Kernels::detect(), Pool::new(2, false).unwrap());
-    for format in [Format::F16, Format::Q4K] {
+    for format in [Format::F16, Format::Q4_K] {
         for tokens in [1, 5] {
             let blocks = 512 / format.block_elements();
             let case = Case::new(9, format, 333, blocks, tokens);
