@@ -276,7 +276,7 @@ impl CacheElement for f16 {
 
 // The vector operations take little-endian bytes, as weights have them in a file.
 #[cfg(target_endian = "big")]
-compile_error!("the KV cache is read as little-endian halves");
+compile_error!("the KV cache and panels of floats are read as little-endian bytes");
 
 /// Eight halves as bytes.
 #[inline(always)]
@@ -287,7 +287,7 @@ fn bytes(eight: &[f16; LANES]) -> &[u8; 16] {
 
 /// Eight floats as bytes.
 #[inline(always)]
-fn floats_as_bytes(eight: &[f32; LANES]) -> &[u8; 32] {
+pub(crate) fn floats_as_bytes(eight: &[f32; LANES]) -> &[u8; 32] {
     // SAFETY: eight `f32` are 32 initialised bytes.
     unsafe { &*std::ptr::from_ref(eight).cast() }
 }

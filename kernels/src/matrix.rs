@@ -106,6 +106,16 @@ impl<'a> Matrix<'a> {
         &self.bytes[row * self.row_bytes..][..self.row_bytes]
     }
 
+    /// The bytes of one row and of all that follow it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such row.
+    pub(crate) fn rows_from(&self, row: usize) -> &'a [u8] {
+        assert!(row < self.rows, "row {row} of a matrix of {}", self.rows);
+        &self.bytes[row * self.row_bytes..]
+    }
+
     /// The matrix of some of the rows.
     ///
     /// # Panics

@@ -7,6 +7,7 @@
 //! angle is off by 0.004.
 
 use crate::path::Kernels;
+use crate::pool::Pool;
 
 /// How a model stretches its context.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -190,7 +191,7 @@ impl RopeTable {
 }
 
 impl Kernels {
-    /// Turns the heads of every token in place. `x` is `[tokens, heads, head_dimension]`; of each
+    /// Turns the heads of every token in place; tokens are split over the pool. `x` is `[tokens, heads, head_dimension]`; of each
     /// head the first `2 · pairs` elements turn and the rest stay.
     ///
     /// # Panics
@@ -198,13 +199,14 @@ impl Kernels {
     /// If `x` is not the table's number of tokens, or a head is shorter than what turns.
     pub fn rope(
         &self,
+        pool: &Pool,
         style: RopeStyle,
         table: &RopeTable,
         x: &mut [f32],
         heads: usize,
         head_dimension: usize,
     ) {
-        self.rope_from(style, table, x, heads, head_dimension, 0);
+        self.rope_from(pool, style, table, x, heads, head_dimension, 0);
     }
 
     /// [`Kernels::rope`] of the `2 · pairs` elements that follow the first `offset` of each head.
@@ -212,8 +214,13 @@ impl Kernels {
     /// # Panics
     ///
     /// If `x` is not the table's number of tokens, or a head ends before what turns.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a tensor, its shape and what turns"
+    )]
     pub fn rope_from(
         &self,
+        pool: &Pool,
         style: RopeStyle,
         table: &RopeTable,
         x: &mut [f32],
@@ -233,16 +240,19 @@ impl Kernels {
         if x.is_empty() {
             return;
         }
-        for (token, heads) in x.chunks_exact_mut(heads * head_dimension).enumerate() {
-            let turns = table.token(token);
-            for head in heads.chunks_exact_mut(head_dimension) {
-                let part = &mut head[offset..];
-                match style {
-                    RopeStyle::Interleaved => turn_interleaved(turns, part),
-                    RopeStyle::Halves => turn_halves(turns, part),
+        let width = heads * head_dimension;
+        pool.run_rows(x, width, |tokens, x| {
+            for (token, heads) in tokens.zip(x.chunks_exact_mut(width)) {
+                let turns = table.token(token);
+                for head in heads.chunks_exact_mut(head_dimension) {
+                    let part = &mut head[offset..];
+                    match style {
+                        RopeStyle::Interleaved => turn_interleaved(turns, part),
+                        RopeStyle::Halves => turn_halves(turns, part),
+                    }
                 }
             }
-        }
+        });
     }
 }
 

@@ -149,8 +149,9 @@ fn rotations_follow_their_formula_in_both_styles() {
                 head[b] = p * angle.sin() + q * angle.cos();
             }
         }
+        let pool = Pool::new(2, false).unwrap();
         let mut found = x.clone();
-        Kernels::detect().rope(style, &table, &mut found, heads, dimension);
+        Kernels::detect().rope(&pool, style, &table, &mut found, heads, dimension);
         assert_close(&found, &expected, 1e-6, "rope");
     }
 }

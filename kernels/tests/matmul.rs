@@ -146,6 +146,21 @@ proptest! {
     }
 
     #[test]
+    fn long_rows_of_floats_return_the_bits_of_the_scalar_reference_token_by_token(
+        seed: u64, format in proptest::sample::select(&[Format::F32, Format::F16, Format::BF16]),
+        rows in 1_usize..40, columns in 240_usize..800, tokens in 2_usize..12,
+    ) {
+        let case = Case::new(seed, format, rows, columns, tokens);
+        let (scalar, pool) = (Kernels::scalar(), inline());
+        let each: Vec<f32> =
+            (0..tokens).flat_map(|token| case.product(&scalar, &pool, token..token + 1)).collect();
+        for kernels in Kernels::all() {
+            let together = case.product(&kernels, &pool, 0..tokens);
+            prop_assert_eq!(bits(&together), bits(&each), "{}", kernels.name());
+        }
+    }
+
+    #[test]
     fn tokens_of_a_list_return_the_bits_they_return_in_their_order(
         seed: u64, format in any_format(), rows in 1_usize..40, blocks in 1_usize..9,
         list in proptest::collection::vec(0_usize..6, 1..12),
@@ -188,6 +203,82 @@ proptest! {
             prop_assert_eq!([row[0], row[1], row[stride - 1]], [0.0; 3]);
         }
     }
+}
+
+#[test]
+fn more_tokens_than_are_near_return_the_bits_of_tokens_one_by_one() {
+    let (kernels, pool) = (Kernels::detect(), Pool::new(2, false).unwrap());
+    for (format, blocks) in [(Format::F32, 37), (Format::BF16, 300), (Format::Q4_K, 2)] {
+        let case = Case::new(5, format, 35, blocks, 259);
+        let together = case.exact(&kernels, &pool);
+        let mut each = Case::new(5, format, 35, blocks, 259);
+        for token in [0, 1, 255, 256, 258] {
+            let values = &case.values[token * case.columns..][..case.columns];
+            each.values = values.to_vec();
+            each.tokens = 1;
+            let alone = each.exact(&kernels, &pool);
+            assert_eq!(
+                bits(&together[token * 35..][..35]),
+                bits(&alone),
+                "{format} {token}"
+            );
+        }
+    }
+}
+
+#[test]
+fn parts_of_a_matrix_in_one_batch_return_the_bits_of_the_whole() {
+    let (kernels, pool) = (Kernels::detect(), Pool::new(2, false).unwrap());
+    for format in [Format::F16, Format::Q4_K] {
+        for tokens in [1, 5] {
+            let blocks = 512 / format.block_elements();
+            let case = Case::new(9, format, 333, blocks, tokens);
+            let activations = Activations::F32 {
+                values: &case.values,
+                columns: case.columns,
+            };
+            let mut out = vec![f32::NAN; tokens * 333];
+            let mut view = OutputView::new(&mut out, 333, 0);
+            let mut products = Vec::new();
+            for range in [0..100, 100..101, 101..333] {
+                let (output, rest) = view.split_rows(range.len());
+                view = rest;
+                let weights = case.weights().row_range(range);
+                products.push(Product {
+                    weights,
+                    activations,
+                    tokens,
+                    output,
+                });
+            }
+            kernels.matmul_batch(&pool, &mut products);
+            drop(products);
+            assert_eq!(
+                bits(&out),
+                bits(&case.exact(&kernels, &pool)),
+                "{format} {tokens}"
+            );
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "more rows than the view has")]
+fn a_product_does_not_reach_beyond_its_part_of_a_view() {
+    let case = Case::new(1, Format::F32, 4, 8, 2);
+    let mut out = vec![0.0; 8];
+    let (output, _) = OutputView::new(&mut out, 4, 0).split_rows(3);
+    let activations = Activations::F32 {
+        values: &case.values,
+        columns: 8,
+    };
+    let product = Product {
+        weights: case.weights(),
+        activations,
+        tokens: 2,
+        output,
+    };
+    Kernels::scalar().matmul_batch(&inline(), &mut [product]);
 }
 
 #[test]

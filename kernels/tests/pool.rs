@@ -36,7 +36,7 @@ fn workers_that_have_parked_wake_and_so_does_a_parked_caller() {
 }
 
 #[test]
-fn tasks_are_contiguous_and_complete_for_any_number() {
+fn tasks_run_once_each_for_any_number() {
     let pool = Pool::new(3, false).unwrap();
     for tasks in 0..20 {
         let owner: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(usize::MAX)).collect();
@@ -48,10 +48,37 @@ fn tasks_are_contiguous_and_complete_for_any_number() {
             );
         });
         let owners: Vec<usize> = owner.iter().map(|owner| owner.load(Relaxed)).collect();
-        assert!(
-            owners.is_sorted() && owners.iter().all(|&owner| owner < 3),
-            "{owners:?}"
-        );
+        assert!(owners.iter().all(|&owner| owner < 3), "{owners:?}");
+    }
+}
+
+#[test]
+fn tasks_of_a_worker_that_is_held_up_are_taken_by_the_others() {
+    let pool = Pool::new(2, false).unwrap();
+    let done = AtomicUsize::new(0);
+    pool.run_tasks(10, |_, task| {
+        // The first task of the caller ends after all others.
+        while task == 0 && done.load(Relaxed) < 9 {
+            std::thread::yield_now();
+        }
+        done.fetch_add(1, Relaxed);
+    });
+    assert_eq!(done.load(Relaxed), 10);
+}
+
+#[test]
+fn rows_are_split_completely_and_only_between_rows() {
+    let pool = Pool::new(3, false).unwrap();
+    for (rows, width) in [(0, 7), (1, 100_000), (5, 9000), (3000, 7), (100_001, 1)] {
+        let mut values = vec![0.0_f32; rows * width];
+        pool.run_rows(&mut values, width, |run, values| {
+            assert_eq!(values.len(), run.len() * width);
+            for (row, values) in run.zip(values.chunks_exact_mut(width)) {
+                values.iter_mut().for_each(|value| *value += row as f32);
+            }
+        });
+        let expected = (0..rows).flat_map(|row| std::iter::repeat_n(row as f32, width));
+        assert!(values.into_iter().eq(expected), "{rows} rows of {width}");
     }
 }
 

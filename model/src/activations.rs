@@ -1,5 +1,7 @@
 //! The activations of the tokens in flight: one block of memory for each [`Buffer`].
 
+use arrayvec::ArrayVec;
+
 use crate::program::{BUFFERS, Buffer};
 
 /// Buffers of `[tokens, width]` floats.
@@ -72,6 +74,27 @@ impl Activations {
             .get_disjoint_mut(buffers.map(|buffer| buffer as usize))
             .expect("different buffers")
             .map(|values| &mut values[..index.next().unwrap_or(0)])
+    }
+
+    /// The floats of all tokens in flight: of a buffer that is read, and of others.
+    ///
+    /// # Panics
+    /// When two of them are the same, or there are more than `N` others.
+    pub(crate) fn one_and_others<const N: usize>(
+        &mut self,
+        one: Buffer,
+        others: &[Buffer],
+    ) -> (&[f32], ArrayVec<&mut [f32], N>) {
+        let mut found: [Option<&mut [f32]>; BUFFERS] = [const { None }; BUFFERS];
+        for ((found, values), width) in found.iter_mut().zip(&mut self.buffers).zip(self.widths) {
+            *found = values.get_mut(..self.tokens * width);
+        }
+        let mut take = |buffer: Buffer| {
+            let values = found[buffer as usize].take();
+            values.expect("different buffers with room for the tokens in flight")
+        };
+        let one = take(one);
+        (one, others.iter().map(|&buffer| take(buffer)).collect())
     }
 
     /// Leaves only the last `count` tokens of a buffer in flight.

@@ -34,6 +34,11 @@ pub struct Step {
     pub work: Vec<Work>,
     /// Whether only tokens whose logits are wanted take part.
     pub is_head: bool,
+    /// Steps from this one on whose products have the same input: where all their units are in
+    /// memory, these need not wait for each other ([`Forward::run_together`]).
+    ///
+    /// [`Forward::run_together`]: crate::forward::Forward::run_together
+    pub joined: usize,
 }
 
 /// The steps of a pass, in order.
@@ -57,6 +62,7 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
                     experts: Some(group),
                     work: Vec::new(),
                     is_head,
+                    joined: 1,
                 });
                 continue;
             }
@@ -85,6 +91,7 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
                         experts: None,
                         work: Vec::new(),
                         is_head,
+                        joined: 1,
                     });
                 }
             }
@@ -94,7 +101,25 @@ pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
         }
     }
     flush(&mut steps, &mut pending, is_head);
+    for index in (1..steps.len()).rev() {
+        if goes_on(program, &steps[index - 1], &steps[index]) {
+            steps[index - 1].joined += steps[index].joined;
+        }
+    }
     steps
+}
+
+/// Whether a step ends with a product and the next begins with one of the same input.
+fn goes_on(program: &Program, step: &Step, next: &Step) -> bool {
+    let input = |work: Option<&Work>| match *work? {
+        Work::Rows(op, _) => match program.ops[op] {
+            Op::Linear { input, .. } => Some(input),
+            _ => None,
+        },
+        Work::Op(_) => None,
+    };
+    let (last, first) = (input(step.work.last()), input(next.work.first()));
+    step.chooses.is_none() && step.is_head == next.is_head && last.is_some() && last == first
 }
 
 fn flush(steps: &mut Vec<Step>, pending: &mut Vec<Work>, is_head: bool) {
@@ -105,6 +130,7 @@ fn flush(steps: &mut Vec<Step>, pending: &mut Vec<Work>, is_head: bool) {
             experts: None,
             work: std::mem::take(pending),
             is_head,
+            joined: 1,
         });
     }
 }

@@ -309,28 +309,23 @@ impl Generator {
             .await
             .map_err(PassEnd::Failed)?;
 
-        for step in steps.iter().filter(|step| with_head || !step.is_head) {
+        let mut rest = steps.as_slice();
+        while let Some(step) = rest.first().filter(|step| with_head || !step.is_head) {
             if is_cancelled() {
                 return Err(PassEnd::Cancelled);
             }
             if let Some(group) = step.experts {
                 let outcome = experts.run(group, weights, forward, &mut computed).await;
                 outcome.map_err(PassEnd::Failed)?;
+                rest = &rest[1..];
                 continue;
             }
-            let mut run = |bytes: &[u8]| {
-                let started = Instant::now();
-                forward.run(&step.work, bytes);
-                computed(step.unit, started);
-            };
-            match step.unit {
-                Some(unit) => weights
-                    .with_unit(unit, run)
-                    .await
-                    .map_err(PassEnd::Failed)?,
-                None => run(&[]),
-            }
-            match step.chooses {
+            let count = run_joined(rest, weights, forward, &mut computed)
+                .await
+                .map_err(PassEnd::Failed)?;
+            let (done, later) = rest.split_at(count);
+            rest = later;
+            match done.last().and_then(|step| step.chooses) {
                 Some(group) => {
                     if phase == Phase::Decode {
                         experts.relax(group, weights, forward);
@@ -343,4 +338,34 @@ impl Generator {
         forward.finish();
         Ok(())
     }
+}
+
+/// Runs the first step, and those joined to it if the units of all are in memory to stay. Returns how
+/// many it were.
+async fn run_joined(
+    steps: &[Step],
+    weights: &mut Weights,
+    forward: &mut Forward,
+    computed: &mut impl FnMut(Option<usize>, Instant),
+) -> Result<usize, ReadError> {
+    let step = &steps[0];
+    let joined = &steps[..step.joined];
+    let bytes = |step: &Step| step.unit.and_then(|unit| weights.pinned_unit(unit));
+    if joined.len() > 1 && joined.iter().all(|step| bytes(step).is_some()) {
+        let started = Instant::now();
+        let together = joined.iter().map(|step| step.work.as_slice());
+        forward.run_together(together.zip(joined.iter().filter_map(bytes)));
+        computed(step.unit, started);
+        return Ok(joined.len());
+    }
+    let mut run = |bytes: &[u8]| {
+        let started = Instant::now();
+        forward.run(&step.work, bytes);
+        computed(step.unit, started);
+    };
+    match step.unit {
+        Some(unit) => weights.with_unit(unit, run).await?,
+        None => run(&[]),
+    }
+    Ok(1)
 }

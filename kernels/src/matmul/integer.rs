@@ -14,6 +14,7 @@
 
 use std::marker::PhantomData;
 
+use super::room::Room;
 use super::{Share, single};
 use crate::activations::{GROUP_ELEMENTS, PACK_ELEMENTS, Q8Pack, Q8View};
 use crate::arch::{PANEL_ROWS, Routine, Simd};
@@ -51,12 +52,11 @@ fn multiply_near<F: QuantisedBlock>(
 ) {
     let weights = share.product.weights;
     let mut panels = [Panel::ZERO; PANELS];
-    let mut sums = [[[0.0; PANEL_ROWS]; PANELS]; TOKENS_NEAR];
-    let sums = &mut sums[..count];
+    let mut room = Room::<Sums, TOKENS_NEAR>::new();
     for first_row in share.rows.clone().step_by(PANELS * PANEL_ROWS) {
         let rows = (PANELS * PANEL_ROWS).min(share.rows.end - first_row);
         let used = rows.div_ceil(PANEL_ROWS);
-        sums.fill([[0.0; PANEL_ROWS]; PANELS]);
+        let sums = room.filled(count, [[0.0; PANEL_ROWS]; PANELS]);
         for pack in 0..view.row_packs() {
             for (index, panel) in panels[..used].iter_mut().enumerate() {
                 let first_row = first_row + index * PANEL_ROWS;
@@ -144,8 +144,8 @@ impl<F: QuantisedBlock> Unpack<'_, F> {
     }
 }
 
-/// The blocks of `rows` rows, at most sixteen. Rows that do not exist repeat the last one; nothing
-/// reads what becomes of them.
+/// The blocks of `rows` rows, at most sixteen, each with all that follow it in the matrix. Rows that do
+/// not exist repeat the last one; nothing reads what becomes of them.
 #[inline(always)]
 pub(super) fn strip<'a, F: QuantisedBlock>(
     weights: &Matrix<'a>,
@@ -154,12 +154,14 @@ pub(super) fn strip<'a, F: QuantisedBlock>(
 ) -> PackRows<'a, F::Raw> {
     let mut strip: PackRows<'_, F::Raw> = [&[]; PANEL_ROWS];
     for (index, row) in strip.iter_mut().enumerate() {
-        *row = F::blocks(weights.row(first_row + index.min(rows - 1)));
+        *row = F::blocks(weights.rows_from(first_row + index.min(rows - 1)));
     }
     strip
 }
 
-/// Pack `pack` of each row; `None` if the rows end within it.
+/// Pack `pack` of each row; `None` if the matrix ends within it. Where a row ends within its last pack,
+/// the rest is the next row's, and nothing reads what becomes of it: copies would take a third of the
+/// time of a token.
 #[inline(always)]
 pub(super) fn whole_pack<'a, F: QuantisedBlock>(
     rows: &PackRows<'a, F::Raw>,
@@ -173,7 +175,8 @@ pub(super) fn whole_pack<'a, F: QuantisedBlock>(
     Some(blocks)
 }
 
-/// The last pack of each row, filled up with its first block; nothing reads what becomes of those.
+/// The last pack of each row, of which a matrix's last is filled up with its first block; nothing reads
+/// what becomes of those.
 #[cold]
 pub(super) fn padded_pack<F: QuantisedBlock>(
     rows: &PackRows<'_, F::Raw>,
@@ -183,7 +186,8 @@ pub(super) fn padded_pack<F: QuantisedBlock>(
     rows.map(|blocks| {
         let blocks = &blocks[start..];
         let mut padded = [blocks[0]; BLOCKS_PER_PACK_MAX];
-        padded[..blocks.len()].copy_from_slice(blocks);
+        let count = blocks.len().min(BLOCKS_PER_PACK_MAX);
+        padded[..count].copy_from_slice(&blocks[..count]);
         padded
     })
 }

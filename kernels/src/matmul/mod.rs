@@ -2,12 +2,14 @@
 //!
 //! An output element is one row of weights times one token, and its bits depend on the row's
 //! length and format only. Everything else here decides how many elements are in flight: the rows
-//! of all products of a batch are split over the pool, and a worker hands its rows of a product to
-//! `integer.rs` (quantised weights, Q8 activations; `single.rs` for one token) or `float.rs` (`f32`
-//! activations).
+//! of all products of a batch are split into shares, shares over the pool, and a worker hands the rows
+//! that a share has of a product to `integer.rs` (quantised weights, Q8 activations; `single.rs` for one
+//! token) or `float.rs` (`f32` activations; `float_panels.rs` for many tokens).
 
 mod float;
+mod float_panels;
 mod integer;
+mod room;
 mod single;
 
 use std::ops::Range;
@@ -20,18 +22,26 @@ use crate::path::Kernels;
 use crate::pool::Pool;
 use crate::shared::SharedSlice;
 
-/// Rows a worker's share is rounded to, so that panels are full.
-const SHARE_ROWS: usize = PANEL_ROWS;
+/// Rows that a share is rounded to, so that pairs of panels are full.
+const SHARE_ROWS: usize = 2 * PANEL_ROWS;
 
 /// Weight bytes times tokens below which waking the workers costs more than it saves (about a
 /// microsecond of work).
 const INLINE_WORK: usize = 32 * 1024;
+
+/// Weight bytes times tokens in a share, at least: some microseconds of work.
+const SHARE_WORK: usize = 128 * 1024;
+
+/// Shares for each worker, at most: what one may be behind the others at the end is a share.
+const SHARES_PER_WORKER: usize = 128;
 
 /// Where a product goes: element `(token, row)` at `token · stride + offset + row`.
 pub struct OutputView<'a> {
     values: SharedSlice<'a, f32>,
     stride: usize,
     offset: usize,
+    /// Rows that it has room for beside other views.
+    rows: usize,
 }
 
 impl<'a> OutputView<'a> {
@@ -41,7 +51,25 @@ impl<'a> OutputView<'a> {
             values: SharedSlice::new(values),
             stride,
             offset,
+            rows: usize::MAX,
         }
+    }
+
+    /// A view of the first `rows` rows, and one of the others: for products with parts of a matrix,
+    /// in one batch.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many between a token and the next.
+    pub fn split_rows(self, rows: usize) -> (Self, Self) {
+        let all = self.rows.min(self.stride);
+        assert!(rows <= all, "{rows} rows of a view of {all}");
+        let rest = Self {
+            offset: self.offset + rows,
+            rows: all - rows,
+            ..self
+        };
+        (Self { rows, ..self }, rest)
     }
 }
 
@@ -94,42 +122,42 @@ impl Kernels {
     ///
     /// As [`Kernels::matmul`].
     pub fn matmul_batch(&self, pool: &Pool, products: &mut [Product<'_>]) {
-        let mut work = 0;
+        let (mut work, mut strips) = (0, 0);
         for product in products.iter() {
             product.check();
-            work += product.weights.rows() * product.row_work();
+            work += product.work();
+            strips += product.weights.rows().div_ceil(SHARE_ROWS);
         }
         let products = &*products;
-        let workers = if work < INLINE_WORK {
-            1
-        } else {
-            pool.threads()
+        let most = strips.min(SHARES_PER_WORKER * pool.threads());
+        let shares = match work {
+            ..INLINE_WORK => 1,
+            // At least one for each worker.
+            _ => (work / SHARE_WORK).max(pool.threads()).min(most),
         };
-        let share = |worker: usize| {
-            let bounds = [worker, worker + 1].map(|edge| work / workers * edge);
+        pool.run_tasks(shares, |_, share| {
+            // Only the last share has to end with the last row.
+            let edges = [share, share + 1].map(|edge| work / shares * edge);
+            let end = if share + 1 == shares { work } else { edges[1] };
             let mut before = 0;
             for product in products {
-                let end = if worker + 1 == workers {
-                    work
-                } else {
-                    bounds[1]
-                };
-                let rows = product.row_at(bounds[0], before)..product.row_at(end, before);
-                before += product.weights.rows() * product.row_work();
-                if !rows.is_empty() {
-                    product.weights.format().visit(Share {
-                        kernels: *self,
-                        product,
-                        rows,
-                    });
+                if before >= end {
+                    break;
                 }
+                let after = before + product.work();
+                if after > edges[0] {
+                    let rows = product.row_at(edges[0], before)..product.row_at(end, before);
+                    if !rows.is_empty() {
+                        product.weights.format().visit(Share {
+                            kernels: *self,
+                            product,
+                            rows,
+                        });
+                    }
+                }
+                before = after;
             }
-        };
-        if workers == 1 {
-            share(0);
-        } else {
-            pool.run(&share);
-        }
+        });
     }
 }
 
@@ -149,6 +177,7 @@ impl Product<'_> {
         if self.tokens == 0 || rows == 0 {
             return;
         }
+        assert!(rows <= self.output.rows, "more rows than the view has");
         assert!(
             self.tokens == 1 || self.output.stride >= rows,
             "outputs of tokens overlap"
@@ -167,6 +196,11 @@ impl Product<'_> {
         (self.weights.row_bytes() * self.tokens).max(1)
     }
 
+    /// A measure of the cost of all rows.
+    fn work(&self) -> usize {
+        self.weights.rows() * self.row_work()
+    }
+
     /// The row at which the share that begins at `edge` begins, when `before` is the work of the
     /// products before this one.
     fn row_at(&self, edge: usize, before: usize) -> usize {
@@ -176,7 +210,7 @@ impl Product<'_> {
     }
 }
 
-/// Some rows of a product: what one worker does.
+/// Some rows of a product: what a worker does without a pause.
 struct Share<'a> {
     kernels: Kernels,
     product: &'a Product<'a>,
@@ -191,7 +225,8 @@ impl Share<'_> {
         let output = &self.product.output;
         let start = token * output.stride + output.offset + first_row;
         // SAFETY: `Product::check` saw that elements of different rows and tokens differ; each row
-        // belongs to one worker, and other products have other outputs.
+        // belongs to one share, and other products have other outputs: another slice, or another
+        // part of a view that was split.
         unsafe { output.values.range(start, values.len()) }.copy_from_slice(values);
     }
 }

@@ -3,16 +3,20 @@
 //! A forward pass forks and joins some hundreds of times per token, and the work between is often
 //! only tens of microseconds. So the thread that calls is worker 0, a call hands every worker the
 //! same closure, nothing is queued or allocated, and workers spin for a bounded time before they
-//! park. Work is split statically into contiguous runs, which keeps each worker on its own stretch
-//! of the weights.
+//! park. Work is split into contiguous runs of tasks, which keeps each worker on its own stretch of
+//! the weights; who has come to the end of its run takes what is left of the others'. Memory and
+//! processors are never equally fast for all, and without that the join waits for the slowest.
 //!
 //! The fork and the join are in [`gate`]; their correctness argument is there.
 
 mod gate;
+mod rows;
 
 use std::any::Any;
 use std::cell::Cell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -25,6 +29,24 @@ pub struct Pool {
     turn: Mutex<()>,
     threads: usize,
     workers: Vec<JoinHandle<()>>,
+    /// The next task of each worker's run; set by whoever has the turn.
+    cursors: Box<[Cursor]>,
+}
+
+/// A place in a run of tasks, on a pair of cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Cursor(AtomicUsize);
+
+impl Cursor {
+    /// The next task, if the run has one left.
+    fn advance(&self, end: usize) -> Option<usize> {
+        if self.0.load(Relaxed) >= end {
+            return None;
+        }
+        let task = self.0.fetch_add(1, Relaxed);
+        (task < end).then_some(task)
+    }
 }
 
 /// Why a pool could not be made.
@@ -76,6 +98,7 @@ impl Pool {
             turn: Mutex::new(()),
             threads,
             workers: Vec::new(),
+            cursors: (0..threads).map(|_| Cursor::default()).collect(),
         };
         for worker in 1..threads {
             let gate = Arc::clone(&pool.gate);
@@ -114,25 +137,20 @@ impl Pool {
     ///
     /// If a task panics, with the payload of the first that did, after all have ended.
     pub fn run<F: Fn(usize) + Sync + ?Sized>(&self, task: &F) {
-        if self.workers.is_empty() || INSIDE_TASK.get() {
+        if self.is_inline() {
             return (0..self.threads).for_each(task);
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let task = |worker: usize| task(worker);
-        let payload = self.gate.run(&task, || {
-            INSIDE_TASK.set(true);
-            let outcome = catch(|| task(0));
-            INSIDE_TASK.set(false);
-            outcome
-        });
+        let payload = self.fork(&|worker| task(worker));
         drop(turn);
         if let Some(payload) = payload {
             resume_unwind(payload);
         }
     }
 
-    /// Calls `task(worker, index)` for every index below `tasks`. Worker `w` of `n` takes the
-    /// `w`-th of `n` contiguous runs of nearly equal length, in ascending order.
+    /// Calls `task(worker, index)` once for every index below `tasks`. Of `n` workers, `w` begins
+    /// with the `w`-th of `n` contiguous runs of nearly equal length, in ascending order, and then
+    /// takes tasks that the others have not come to.
     ///
     /// # Panics
     ///
@@ -142,11 +160,46 @@ impl Pool {
             return (0..tasks).for_each(|index| task(0, index));
         }
         let (each, extra) = (tasks / self.threads, tasks % self.threads);
-        self.run(&|worker: usize| {
+        let run_of = |worker: usize| -> Range<usize> {
             let start = worker * each + worker.min(extra);
-            let end = start + each + usize::from(worker < extra);
-            (start..end).for_each(|index| task(worker, index));
+            start..start + each + usize::from(worker < extra)
+        };
+        if self.is_inline() {
+            return (0..self.threads)
+                .for_each(|worker| run_of(worker).for_each(|index| task(worker, index)));
+        }
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // Workers see this with the job, and what tasks have done is passed on by the join.
+        for (worker, cursor) in self.cursors.iter().enumerate() {
+            cursor.0.store(run_of(worker).start, Relaxed);
+        }
+        let payload = self.fork(&|worker| {
+            for owner in (worker..self.threads).chain(0..worker) {
+                let end = run_of(owner).end;
+                while let Some(index) = self.cursors[owner].advance(end) {
+                    task(worker, index);
+                }
+            }
         });
+        drop(turn);
+        if let Some(payload) = payload {
+            resume_unwind(payload);
+        }
+    }
+
+    /// Whether there is nobody to fork to, or this is a task of a run already.
+    fn is_inline(&self) -> bool {
+        self.workers.is_empty() || INSIDE_TASK.get()
+    }
+
+    /// One run; the caller has the turn. Returns the first panic.
+    fn fork(&self, task: &(dyn Fn(usize) + Sync)) -> Option<Payload> {
+        self.gate.run(task, || {
+            INSIDE_TASK.set(true);
+            let outcome = catch(|| task(0));
+            INSIDE_TASK.set(false);
+            outcome
+        })
     }
 }
 

@@ -6,7 +6,8 @@ use emel_kernels::{ActivationFormat, Matrix, OutputView, Product};
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertBytes};
 use emel_loader::weights::EXPERTS_MAX;
 
-use super::{Forward, activate};
+use super::Forward;
+use super::operations::activate;
 use crate::program::{Buffer, ExpertGroup, MatrixShape, Program};
 use crate::routing::{LossyRouting, Router, Routing, RoutingLoss};
 use crate::routing_log::RoutingLog;
@@ -194,11 +195,12 @@ impl Forward {
         let width = group.matrices[0].rows;
         let buffers = [Buffer::Gate, Buffer::Up, Buffer::Gated];
         let [gate, up, out] = self.activations.several(buffers);
-        for expert in experts {
-            let rows = self.routing.rows_of_expert(expert.expert);
-            let rows = rows.start * width..rows.end * width;
-            let (gate, up) = (&gate[rows.clone()], &up[rows.clone()]);
-            activate(&self.kernels, group.activation, gate, up, &mut out[rows]);
+        // Experts whose rows lie together are taken together.
+        for run in self.expert_rows.chunk_by(|a, b| a + 1 == *b) {
+            let rows = run[0] * width..(run[0] + run.len()) * width;
+            let inputs = [&gate[rows.clone()], &up[rows.clone()]];
+            let out = &mut out[rows];
+            activate(&self.kernels, &self.pool, group.activation, inputs, out);
         }
     }
 
@@ -229,14 +231,17 @@ impl Forward {
         let width = self.activations.width(Buffer::Residual);
         self.activations.set_width(Buffer::Branch, width);
         let [routed, branch] = self.activations.several([Buffer::Routed, Buffer::Branch]);
-        branch.fill(0.0);
-        for (token, sum) in branch.chunks_exact_mut(width).enumerate() {
-            let choices = self.routing.choices(token).iter();
-            for (choice, row) in choices.zip(self.routing.rows(token)) {
-                let answer = &routed[row * width..][..width];
-                self.kernels.add_scaled(sum, answer, choice.weight);
+        let (kernels, routing) = (self.kernels, &self.routing);
+        self.pool.run_rows(branch, width, |tokens, branch| {
+            branch.fill(0.0);
+            for (token, sum) in tokens.zip(branch.chunks_exact_mut(width)) {
+                let choices = routing.choices(token).iter();
+                for (choice, row) in choices.zip(routing.rows(token)) {
+                    let answer = &routed[row * width..][..width];
+                    kernels.add_scaled(sum, answer, choice.weight);
+                }
             }
-        }
+        });
         self.changed(Buffer::Branch);
     }
 }
