@@ -6,7 +6,7 @@ use emel_model::program::Program;
 use emel_model::sampler::{Breakers, SamplerOptions};
 
 use super::settings::Settings;
-use super::shape::{CHUNK_MIN, Shape};
+use super::shape::Shape;
 
 /// A plan in the making.
 pub(super) struct Draft<'a> {
@@ -22,20 +22,41 @@ pub(super) struct Draft<'a> {
 impl Draft<'_> {
     /// The best plan, or the bytes and context of the smallest one that would work.
     pub(super) fn plan(&self) -> Result<(Plan, Shape), (u64, usize)> {
-        let generous = self.shape();
-        if let Ok(plan) = self.plan_for(generous) {
-            return Ok((plan, generous));
+        let frugal = self.frugal_shape();
+        let needed_bytes = match self.plan_within(0, frugal) {
+            Ok(_) => 0,
+            Err(error) => error.needed_bytes,
+        };
+        let Some(spare_bytes) = self.budget_bytes.checked_sub(needed_bytes) else {
+            return Err((needed_bytes, frugal.context));
+        };
+        let generous = self.generous_shape(spare_bytes);
+        let largest = match self.plan_for(generous) {
+            Ok(plan) if !plan.streams() => return Ok((plan, generous)),
+            Ok(plan) => (plan, generous),
+            Err(_) => match self.plan_for(frugal) {
+                Ok(plan) => (plan, frugal),
+                Err(error) => return Err((error.needed_bytes, frugal.context)),
+            },
+        };
+        // Weights that all stay are worth more than what displaces them.
+        let resident = |shape| self.plan_for(shape).ok().filter(|plan| !plan.streams());
+        if resident(frugal).is_some() {
+            let shape = self.largest_shape(generous, |shape| resident(shape).is_some());
+            if let Some(plan) = resident(shape) {
+                return Ok((plan, shape));
+            }
         }
-        let frugal = self.with_chunk(self.context_min(), CHUNK_MIN);
-        match self.plan_for(frugal) {
-            Ok(plan) => Ok((plan, frugal)),
-            Err(error) => Err((error.needed_bytes, frugal.context)),
-        }
+        Ok(largest)
     }
 
     fn plan_for(&self, shape: Shape) -> Result<Plan, PlanError> {
+        self.plan_within(self.budget_bytes, shape)
+    }
+
+    fn plan_within(&self, budget_bytes: u64, shape: Shape) -> Result<Plan, PlanError> {
         let inputs = PlanInputs {
-            budget_bytes: self.budget_bytes,
+            budget_bytes,
             items: self.items(shape),
             uses: &self.program.uses,
             experts: &self.program.expert_uses,

@@ -1,4 +1,7 @@
 //! The context and the chunk: how much of the budget they may take.
+//!
+//! Both grow in small steps with what the budget has beyond the smallest plan: in doublings,
+//! a somewhat larger budget would leave less to weights.
 
 use emel_model::forward::Footprint;
 use emel_model::program::Program;
@@ -12,9 +15,12 @@ const CONTEXT_DEFAULT: usize = 4096;
 const CONTEXT_MIN: usize = 512;
 /// Largest and smallest number of prompt tokens in a pass.
 const CHUNK_MAX: usize = 512;
-pub(super) const CHUNK_MIN: usize = 8;
-/// Parts of the budget that a KV cache and activations may take unasked, as divisors.
-const KV_SHARE: u64 = 4;
+const CHUNK_MIN: usize = 8;
+/// Tokens by which both grow.
+const STEP: usize = 8;
+/// Parts that a KV cache and activations may take unasked of what the smallest plan leaves,
+/// as divisors.
+const KV_SHARE: u64 = 8;
 const ACTIVATION_SHARE: u64 = 8;
 
 /// Sizes that the plan is free to choose.
@@ -48,44 +54,49 @@ pub(super) fn context_wished(settings: &Settings, program: &Program) -> usize {
 }
 
 impl Draft<'_> {
-    /// Context and chunk that leave most of the budget to weights.
-    pub(super) fn shape(&self) -> Shape {
-        let mut context = self.context_wished();
-        if self.settings.context.is_none() {
-            let kv_bytes = |context| {
-                let shape = self.with_chunk(context, CHUNK_MIN);
-                shape
-                    .footprint(self.settings, self.program)
-                    .kv_bytes(self.program)
-            };
-            while kv_bytes(context) > self.budget_bytes / KV_SHARE
-                && context / 2 >= self.context_min()
-            {
-                context /= 2;
-            }
-        }
-        let mut chunk = CHUNK_MAX;
-        let of_chunk = |chunk| {
-            let shape = self.with_chunk(context, chunk);
+    /// The smallest context and chunk.
+    pub(super) fn frugal_shape(&self) -> Shape {
+        self.with_chunk(self.context_min(), CHUNK_MIN)
+    }
+
+    /// Context and chunk that leave to weights most of the `spare_bytes` which the budget has
+    /// beyond the smallest plan.
+    pub(super) fn generous_shape(&self, spare_bytes: u64) -> Shape {
+        let bytes = |shape: Shape| {
             let footprint = shape.footprint(self.settings, self.program);
-            (
-                footprint.activation_bytes(self.program),
-                footprint.kv_bytes(self.program),
-            )
+            let kv_bytes = footprint.kv_bytes(self.program);
+            (kv_bytes, footprint.activation_bytes(self.program))
         };
+        let (kv_bytes_min, _) = bytes(self.frugal_shape());
+        let context = largest(self.context_min(), self.context_wished(), |context| {
+            let (kv_bytes, _) = bytes(self.with_chunk(context, CHUNK_MIN));
+            kv_bytes <= kv_bytes_min.saturating_add(spare_bytes / KV_SHARE)
+        });
         // A cache with a window has room for a chunk on top.
-        let (_, kv_bytes_min) = of_chunk(CHUNK_MIN);
-        let activation_bytes = |chunk| {
-            let (activations, kv_bytes) = of_chunk(chunk);
-            activations + (kv_bytes - kv_bytes_min)
+        let of_chunk = |chunk| {
+            let (kv_bytes, activation_bytes) = bytes(self.with_chunk(context, chunk));
+            kv_bytes.saturating_add(activation_bytes)
         };
-        while chunk > CHUNK_MIN && activation_bytes(chunk) > self.budget_bytes / ACTIVATION_SHARE {
-            chunk /= 2;
-        }
+        let least_bytes = of_chunk(CHUNK_MIN);
+        let chunk = largest(CHUNK_MIN, CHUNK_MAX, |chunk| {
+            of_chunk(chunk) <= least_bytes.saturating_add(spare_bytes / ACTIVATION_SHARE)
+        });
         self.with_chunk(context, chunk)
     }
 
-    pub(super) fn with_chunk(&self, context: usize, chunk: usize) -> Shape {
+    /// The largest shape up to `most` that `fits`, as the smallest one does: a context is
+    /// shortened only where no chunk is short enough.
+    pub(super) fn largest_shape(&self, most: Shape, fits: impl Fn(Shape) -> bool) -> Shape {
+        let context = largest(self.context_min(), most.context, |context| {
+            fits(self.with_chunk(context, CHUNK_MIN))
+        });
+        let chunk = largest(CHUNK_MIN, most.chunk, |chunk| {
+            fits(self.with_chunk(context, chunk))
+        });
+        self.with_chunk(context, chunk)
+    }
+
+    fn with_chunk(&self, context: usize, chunk: usize) -> Shape {
         let chunk = chunk.min(context);
         Shape {
             context,
@@ -98,10 +109,45 @@ impl Draft<'_> {
         context_wished(self.settings, self.program)
     }
 
-    pub(super) fn context_min(&self) -> usize {
+    fn context_min(&self) -> usize {
         match self.settings.context {
             Some(context) => context,
             None => self.context_wished().min(CONTEXT_MIN),
         }
+    }
+}
+
+/// The largest number from `least` to `most`, in steps, that `fits`; all that are smaller
+/// fit then, and `least` does in any case.
+fn largest(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let number = |steps: usize| (least + steps * STEP).min(most.max(least));
+    let all = most.saturating_sub(least).div_ceil(STEP);
+    // So many steps fit, and so many do not.
+    let (mut fitting, mut too_many) = (0, all + 1);
+    while fitting + 1 < too_many {
+        let steps = usize::midpoint(fitting, too_many);
+        match fits(number(steps)) {
+            true => fitting = steps,
+            false => too_many = steps,
+        }
+    }
+    number(fitting)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_number_that_fits_is_found_wherever_it_lies() {
+        for most in [8, 9, 16, 100, 512] {
+            for limit in 0..600 {
+                let found = largest(8, most, |number| number <= limit);
+                let steps = (8..most).step_by(STEP).chain([most]);
+                let expected = steps.filter(|&number| number <= limit).max();
+                assert_eq!(found, expected.unwrap_or(8), "{limit} of {most}");
+            }
+        }
+        assert_eq!(largest(8, 3, |_| true), 8);
     }
 }
