@@ -38,6 +38,8 @@ pub use self::settings::{Io, Settings};
 use self::shape::{Shape, context_wished};
 use crate::budget::available_bytes;
 use crate::error::Error;
+use crate::experts::MixtureShape;
+use crate::experts::heat::{self, Heat};
 use crate::live_budget::NoticeListener;
 use crate::lossy;
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
@@ -201,6 +203,20 @@ impl Blueprint {
         let files = Arc::new(OpenFiles::open(paths, false)?);
         let vocabulary = self.tokenizer.vocabulary_size();
         Ok(Identity::new(&self.catalog, vocabulary, files).get()?)
+    }
+
+    /// What earlier runs have learnt about the model's experts and left beside it.
+    ///
+    /// # Errors
+    /// When it cannot be used, in words.
+    pub fn learnt(&self) -> Result<Option<Heat>, String> {
+        let path = heat::place(&self.path);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let identity = self.identity().map_err(|error| error.to_string())?;
+        let shape = MixtureShape::of(&self.program);
+        Heat::load(&path, identity, shape).map_err(|error| error.to_string())
     }
 
     /// As [`Program::long_factors`], for the context that the forward pass rotates by.

@@ -25,7 +25,6 @@ use crate::blueprint::{Blueprint, Io};
 use crate::budget::RamBudget;
 use crate::engine::Description;
 use crate::error::Error;
-use crate::experts::MixtureShape;
 use crate::experts::heat::{self, Heat, Learning};
 use crate::generator::{Generator, PassEnd};
 use crate::live_budget::{LiveBudget, NoticeListener, POLL_INTERVAL};
@@ -301,15 +300,7 @@ impl HeatFile {
             return None;
         }
         let path = heat::place(&blueprint.path);
-        let load = || {
-            if !path.exists() {
-                return Ok(None);
-            }
-            let identity = blueprint.identity().map_err(|error| error.to_string())?;
-            let shape = MixtureShape::of(&blueprint.program);
-            Heat::load(&path, identity, shape).map_err(|error| error.to_string())
-        };
-        match load() {
+        match blueprint.learnt() {
             Ok(Some(found)) => generator.warm(found),
             Ok(None) => {}
             Err(why) => {

@@ -8,6 +8,7 @@
 //! | [`cache`] | who is in which slot, and who has to go |
 //! | [`coactivation`] | which experts follow which, counted token by token |
 //! | [`predictor`] | the next layer's experts, by that table and by the next router |
+//! | [`miss_curve`] | what a cache of any size would miss, counted on the way |
 //! | [`heat`] | what was learnt, in a file for another run |
 //! | [`trace`] | the routing of a text in a file |
 //! | [`replay`] | policies and predictors, scored on such a file |
@@ -20,6 +21,7 @@ pub mod cache;
 pub mod coactivation;
 pub mod demand;
 pub mod heat;
+pub mod miss_curve;
 pub mod predictor;
 pub mod prefetch;
 pub mod replay;

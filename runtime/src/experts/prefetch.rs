@@ -22,6 +22,7 @@ use super::account::Account;
 use super::cache::ExpertCache;
 use super::coactivation::Coactivation;
 use super::heat::Heat;
+use super::miss_curve::MissCurve;
 use super::predictor::{Predictor, Source};
 
 /// Experts of the next layer that are candidates at most.
@@ -186,6 +187,7 @@ impl Prefetcher {
             shape: self.shape,
             heats,
             table: Coactivation::clone(self.predictor.table()),
+            misses: MissCurve::default(),
         })
     }
 
