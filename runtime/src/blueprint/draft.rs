@@ -42,7 +42,7 @@ impl Draft<'_> {
         // Weights that all stay are worth more than what displaces them.
         let resident = |shape| self.plan_for(shape).ok().filter(|plan| !plan.streams());
         if resident(frugal).is_some() {
-            let shape = self.largest_shape(generous, |shape| resident(shape).is_some());
+            let shape = self.largest_shape(spare_bytes, |shape| resident(shape).is_some());
             if let Some(plan) = resident(shape) {
                 return Ok((plan, shape));
             }

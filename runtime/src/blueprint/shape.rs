@@ -18,9 +18,12 @@ const CHUNK_MAX: usize = 512;
 const CHUNK_MIN: usize = 8;
 /// Tokens by which both grow.
 const STEP: usize = 8;
+/// Parts of what is spare, in steps of [`STEP`] of which is looked for what leaves all weights in
+/// memory.
+const PARTS: usize = 1 << 13;
 /// Parts that a KV cache and activations may take unasked of what the smallest plan leaves,
 /// as divisors.
-const KV_SHARE: u64 = 8;
+const KV_SHARE: u64 = 16;
 const ACTIVATION_SHARE: u64 = 8;
 
 /// Sizes that the plan is free to choose.
@@ -84,16 +87,11 @@ impl Draft<'_> {
         self.with_chunk(context, chunk)
     }
 
-    /// The largest shape up to `most` that `fits`, as the smallest one does: a context is
-    /// shortened only where no chunk is short enough.
-    pub(super) fn largest_shape(&self, most: Shape, fits: impl Fn(Shape) -> bool) -> Shape {
-        let context = largest(self.context_min(), most.context, |context| {
-            fits(self.with_chunk(context, CHUNK_MIN))
-        });
-        let chunk = largest(CHUNK_MIN, most.chunk, |chunk| {
-            fits(self.with_chunk(context, chunk))
-        });
-        self.with_chunk(context, chunk)
+    /// The most generous shape that `fits`, as the smallest one does.
+    pub(super) fn largest_shape(&self, spare_bytes: u64, fits: impl Fn(Shape) -> bool) -> Shape {
+        let part = |parts: usize| (u128::from(spare_bytes) * parts as u128 / PARTS as u128) as u64;
+        let parts = largest(0, PARTS, |parts| fits(self.generous_shape(part(parts))));
+        self.generous_shape(part(parts))
     }
 
     fn with_chunk(&self, context: usize, chunk: usize) -> Shape {
