@@ -4,8 +4,8 @@
 //! It reads the model's own files through the reader that will stream them, as a pass
 //! does: blocks are taken in order, and each is held for as long as a step computes on
 //! it. Without that, far smaller rings would seem to do. Points of the curve are measured
-//! in turns, each for a moment, and all of them again, so that what else the machine does
-//! is shared out. Time and memory are bounded.
+//! in turns, each for a moment, and all of them again; the median of its turns is a point's
+//! rate, so that a hiccup of the drive is no point's. Time and memory are bounded.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,7 +20,7 @@ use crate::slots::SlotTable;
 
 /// A point whose rate is this part of the best one is as good, in percent.
 const NEARLY_BEST_PERCENT: f64 = 97.0;
-/// Parts of the time in which all points are measured once.
+/// Parts of the time in which all points are measured once: the fewest that have a median.
 const ROUNDS: u32 = 3;
 /// Bytes that a step computes on in a second, about as many as two cores do.
 const STEP_BYTES_PER_SECOND: f64 = 25e9;
@@ -87,19 +87,40 @@ impl Curve {
             .copied()
     }
 
-    /// The rate of a ring of about `depth` slots of about `block_bytes`: that of the
-    /// nearest point.
+    /// The rate of a ring of `depth` slots of `block_bytes`. Between points it lies between
+    /// theirs, in proportion to the logarithms of depth, then of size; beyond them it is that
+    /// of the last.
     pub fn bytes_per_second(&self, block_bytes: u64, depth: usize) -> Option<f64> {
-        let ratio = |a: f64, b: f64| (a / b).log2().abs();
-        let distance = |point: &Point| {
-            ratio(point.block_bytes as f64, block_bytes.max(1) as f64)
-                + ratio(point.depth as f64, depth.max(1) as f64)
+        let of_size = |size: u64| {
+            let points = self.points.iter().filter(|it| it.block_bytes == size);
+            let known = points.map(|it| (it.depth as f64, it.bytes_per_second));
+            interpolated(known, depth as f64)
         };
-        let nearest = self
-            .points
-            .iter()
-            .min_by(|a, b| distance(a).total_cmp(&distance(b)));
-        nearest.map(|point| point.bytes_per_second)
+        let sizes = self.points.iter().map(|point| point.block_bytes);
+        let known = sizes.filter_map(|size| Some((size as f64, of_size(size)?)));
+        interpolated(known, block_bytes as f64)
+    }
+}
+
+/// The value at `place` between the nearest known ones on both sides of it, in proportion to
+/// the logarithms of places, which are positive.
+fn interpolated(known: impl Iterator<Item = (f64, f64)>, place: f64) -> Option<f64> {
+    let place = place.max(1.0);
+    let mut below: Option<(f64, f64)> = None;
+    let mut above = below;
+    for (at, value) in known {
+        if at <= place && below.is_none_or(|(nearest, _)| at > nearest) {
+            below = Some((at, value));
+        }
+        if at >= place && above.is_none_or(|(nearest, _)| at < nearest) {
+            above = Some((at, value));
+        }
+    }
+    match (below, above) {
+        (Some((from, low)), Some((to, high))) if from < to => {
+            Some(low + (high - low) * (place / from).ln() / (to / from).ln())
+        }
+        (found, other) => found.or(other).map(|(_, value)| value),
     }
 }
 
@@ -191,29 +212,40 @@ pub async fn measure(
     let started = Instant::now();
     let mut points = limits.points();
     let mut probe = Probe::new(files, backend, &points)?;
-    let mut read = vec![(0_u64, Duration::ZERO); points.len()];
+    let mut rates = vec![Vec::new(); points.len()];
     // A fifth is left for what is under way at the end of a turn.
     let turn = limits.time * 4 / 5 / ROUNDS / points.len().max(1) as u32;
     let mut slowest = f64::INFINITY;
     for _ in 0..ROUNDS {
-        for (point, (bytes, time)) in points.iter().zip(&mut read) {
+        for (point, rates) in points.iter().zip(&mut rates) {
             // What a point has under way must land, however slow the drive.
             let landing = Duration::try_from_secs_f64(point.ring_bytes() as f64 / slowest);
             let left = limits.time.saturating_sub(started.elapsed());
             if landing.is_ok_and(|landing| landing >= left) {
                 break;
             }
-            let (turn_bytes, turn_time) = probe.turn(point, turn).await?;
-            *bytes += turn_bytes;
-            *time += turn_time;
-            slowest = slowest.min(turn_bytes as f64 / turn_time.as_secs_f64().max(1e-9));
+            let (bytes, time) = probe.turn(point, turn).await?;
+            let rate = bytes as f64 / time.as_secs_f64().max(1e-9);
+            rates.push(rate);
+            slowest = slowest.min(rate);
         }
     }
-    for (point, (bytes, time)) in points.iter_mut().zip(&read) {
-        point.bytes_per_second = *bytes as f64 / time.as_secs_f64().max(1e-9);
+    for (point, rates) in points.iter_mut().zip(&mut rates) {
+        point.bytes_per_second = median(rates).unwrap_or(0.0);
     }
     points.retain(|point| point.bytes_per_second > 0.0);
     Ok(Curve { points })
+}
+
+/// The middle of some numbers; of an even number of them the mean of the two in the middle.
+pub fn median(numbers: &mut [f64]) -> Option<f64> {
+    numbers.sort_by(f64::total_cmp);
+    let middle = numbers.len() / 2;
+    match numbers.len() % 2 {
+        _ if numbers.is_empty() => None,
+        0 => Some(f64::midpoint(numbers[middle - 1], numbers[middle])),
+        _ => Some(numbers[middle]),
+    }
 }
 
 /// A reader and its buffers, cut anew for every size of reads.

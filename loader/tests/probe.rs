@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use emel_loader::files::OpenFiles;
-use emel_loader::probe::{Curve, FILE_BYTES_MIN, Limits, Point, ProbeError, measure};
+use emel_loader::probe::{Curve, FILE_BYTES_MIN, Limits, Point, ProbeError, measure, median};
 use emel_tests::run::{READERS, block_on};
 use tempfile::TempDir;
 
@@ -99,8 +99,30 @@ fn the_knee_is_the_smallest_ring_that_is_nearly_the_fastest() {
     };
     assert_eq!(curve.best().unwrap().depth, 32);
     assert_eq!(curve.knee().unwrap().depth, 8);
-    // Between the points the nearest one speaks.
-    assert_eq!(curve.bytes_per_second(900_000, 7), Some(2.95e9));
-    assert_eq!(curve.bytes_per_second(3 << 20, 1), Some(2.0e9));
+}
+
+#[test]
+fn between_measured_points_a_rate_lies_between_theirs_and_beyond_them_it_is_the_last() {
+    let curve = Curve {
+        points: vec![
+            point(4 << 20, 8, 3.0e9),
+            point(1 << 20, 8, 2.0e9),
+            point(1 << 20, 2, 1.0e9),
+        ],
+    };
+    assert_eq!(curve.bytes_per_second(1 << 20, 2), Some(1.0e9));
+    assert_eq!(curve.bytes_per_second(1 << 20, 4), Some(1.5e9));
+    assert_eq!(curve.bytes_per_second(2 << 20, 8), Some(2.5e9));
+    assert_eq!(curve.bytes_per_second(2 << 20, 4), Some(2.25e9));
+    assert_eq!(curve.bytes_per_second(4 << 10, 1), Some(1.0e9));
+    assert_eq!(curve.bytes_per_second(64 << 20, 64), Some(3.0e9));
     assert_eq!(Curve::default().bytes_per_second(1 << 20, 1), None);
+}
+
+#[test]
+fn a_median_is_not_moved_by_one_hiccup() {
+    assert_eq!(median(&mut [3.0, 0.1, 2.9]), Some(2.9));
+    assert_eq!(median(&mut [4.0, 2.0]), Some(3.0));
+    assert_eq!(median(&mut [5.0]), Some(5.0));
+    assert_eq!(median(&mut []), None);
 }

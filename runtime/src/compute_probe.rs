@@ -1,5 +1,8 @@
 //! How many bytes of weights per second the kernels go through while they make one token,
-//! in each format: products as large as units are, on weights that no cache holds.
+//! in each format: one product of weights that no cache holds, so that forks and joins are no
+//! part of it. Formats
+//! are measured in turns, and all of them again; the median of its turns is a format's rate,
+//! so that what else the machine does for a moment is not put down to one of them.
 
 use std::time::{Duration, Instant};
 
@@ -7,16 +10,18 @@ use emel_kernels::{
     ActivationFormat, Activations, Format, Kernels, Matrix, OutputView, Pool, PoolError, Product,
     Q8Activations,
 };
+use emel_loader::probe::median;
 
 use crate::measurements::ComputeRates;
 
 /// A row of a model of a few billion parameters; a multiple of every format's block.
 const COLUMNS: usize = 3072;
-/// Bytes of weights in one product, as in a unit.
-const UNIT_BYTES: usize = 1 << 20;
-/// More than processors cache.
-const WEIGHT_BYTES: usize = 96 << 20;
-/// Time for a format.
+/// More than processors cache, and than a virtual machine's host does for it: 96 MiB were gone
+/// through 15 % faster on one.
+const WEIGHT_BYTES: usize = 384 << 20;
+/// Turns of each format: the fewest that have a median.
+const ROUNDS: u32 = 3;
+/// Time for a format, in all its turns.
 const TIME: Duration = Duration::from_millis(400);
 
 /// Measures each of `formats` with so many threads, in `memory_bytes` at most. Runs on a
@@ -33,11 +38,24 @@ pub fn measure(
     std::thread::scope(|scope| {
         let measuring = scope.spawn(|| {
             let pool = Pool::new(threads, true)?;
-            let weight_bytes = WEIGHT_BYTES.min(memory_bytes);
-            let rates = formats.iter().filter_map(|&format| {
-                let rate = rate_of(kernels, &pool, format, weight_bytes)?;
-                Some((format.name().to_owned(), rate))
-            });
+            let mut weights = Vec::new();
+            // 0x11 everywhere is a small finite number in every format.
+            if weights
+                .try_reserve_exact(WEIGHT_BYTES.min(memory_bytes))
+                .is_ok()
+            {
+                weights.resize(WEIGHT_BYTES.min(memory_bytes), 0x11_u8);
+            }
+            let mut turns = vec![Vec::new(); formats.len()];
+            for _ in 0..ROUNDS {
+                for (&format, rates) in formats.iter().zip(&mut turns) {
+                    rates.extend(rate_of(kernels, &pool, format, &weights));
+                }
+            }
+            let rates = formats
+                .iter()
+                .zip(&mut turns)
+                .filter_map(|(format, rates)| Some((format.name().to_owned(), median(rates)?)));
             let bytes_per_second = rates.collect();
             Ok(ComputeRates { bytes_per_second })
         });
@@ -47,15 +65,14 @@ pub fn measure(
     })
 }
 
-fn rate_of(kernels: Kernels, pool: &Pool, format: Format, weight_bytes: usize) -> Option<f64> {
+/// The rate in one turn; nothing if there are too few weights for a product.
+fn rate_of(kernels: Kernels, pool: &Pool, format: Format, weights: &[u8]) -> Option<f64> {
     let row_bytes = format.row_bytes(COLUMNS)?;
-    let rows = (UNIT_BYTES / row_bytes).max(1);
-    let unit_bytes = rows * row_bytes;
-    // 0x11 everywhere is a small finite number in every format.
-    let weight_bytes = weight_bytes.max(unit_bytes) / unit_bytes * unit_bytes;
-    let mut weights = Vec::new();
-    weights.try_reserve_exact(weight_bytes).ok()?;
-    weights.resize(weight_bytes, 0x11_u8);
+    let rows = weights.len() / row_bytes;
+    let weights = &weights[..rows * row_bytes];
+    if rows == 0 {
+        return None;
+    }
     let inputs: Vec<f32> = (0..COLUMNS)
         .map(|index| (index as f32 * 0.37).sin())
         .collect();
@@ -63,30 +80,27 @@ fn rate_of(kernels: Kernels, pool: &Pool, format: Format, weight_bytes: usize) -
     quantised.quantise(&kernels, pool, &inputs, COLUMNS);
     let mut output = vec![0.0; rows];
     let mut go_through = || {
-        for unit in weights.chunks_exact(unit_bytes) {
-            let activations = match format.activations() {
-                ActivationFormat::Q8 => (&quantised).into(),
-                ActivationFormat::F32 => Activations::F32 {
-                    values: &inputs,
-                    columns: COLUMNS,
-                },
-            };
-            let weights = Matrix::new(format, rows, COLUMNS, unit).ok()?;
-            let product = Product {
-                weights,
-                activations,
-                tokens: 1,
-                output: OutputView::new(&mut output, rows, 0),
-            };
-            kernels.matmul_batch(pool, &mut [product]);
-        }
+        let activations = match format.activations() {
+            ActivationFormat::Q8 => (&quantised).into(),
+            ActivationFormat::F32 => Activations::F32 {
+                values: &inputs,
+                columns: COLUMNS,
+            },
+        };
+        let product = Product {
+            weights: Matrix::new(format, rows, COLUMNS, weights).ok()?,
+            activations,
+            tokens: 1,
+            output: OutputView::new(&mut output, rows, 0),
+        };
+        kernels.matmul_batch(pool, &mut [product]);
         Some(())
     };
     go_through()?;
     let started = Instant::now();
     let mut times = 0_u32;
-    // All of them, as a drive is measured: what else the machine does slows a run down too.
-    while times == 0 || started.elapsed() < TIME {
+    // The mean of a turn: what else the machine does all the time slows a run down too.
+    while times == 0 || started.elapsed() < TIME / ROUNDS {
         go_through()?;
         times += 1;
     }

@@ -5,6 +5,9 @@
 //! instruction set and number of threads. Nothing depends on it but speed: a file that
 //! is missing is measured again, one that is damaged is passed over, and a folder that
 //! cannot be written is done without.
+//!
+//! A drive and a memory that others use too have moments in which they are half as fast. So a
+//! new measurement joins what is kept, as a mean of logarithms, and no single one decides.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -17,10 +20,15 @@ use emel_loader::reader::Backend;
 use tempfile::NamedTempFile;
 
 /// The first line of each kind of file. A format that changes gets another number.
-const DRIVE_HEAD: &str = "emel-drive 1";
-const COMPUTE_HEAD: &str = "emel-compute 1";
+const DRIVE_HEAD: &str = "emel-drive 2";
+const COMPUTE_HEAD: &str = "emel-compute 2";
 /// More than any of the files has.
 const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// The latest measurements that a kept rate is a mean of, roughly.
+const TIMES_MAX: u32 = 4;
+/// A new rate so many times the kept one, or its inverse, is no moment's: it replaces it.
+const CHANGE_MAX: f64 = 4.0;
 
 /// Weights that the kernels go through while they make one token.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -55,6 +63,44 @@ pub struct KeepError {
     source: io::Error,
 }
 
+/// A rate that is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct KeptRate {
+    /// The geometric mean of what was measured.
+    bytes_per_second: f64,
+    /// How often that was.
+    times: u32,
+}
+
+impl KeptRate {
+    /// What is kept of a new rate, and of what was kept before.
+    fn joined(before: Option<Self>, bytes_per_second: f64) -> Self {
+        let first = Self {
+            bytes_per_second,
+            times: 1,
+        };
+        let Some(before) = before else { return first };
+        let change = (bytes_per_second / before.bytes_per_second).ln();
+        if change.abs() > CHANGE_MAX.ln() {
+            return first;
+        }
+        let times = (before.times + 1).min(TIMES_MAX);
+        Self {
+            bytes_per_second: before.bytes_per_second * (change / f64::from(times)).exp(),
+            times,
+        }
+    }
+
+    fn parse(rate: &str, times: &str) -> Option<Self> {
+        let times = times.parse().ok()?;
+        let is_sane = (1..=TIMES_MAX).contains(&times);
+        is_sane.then_some(Self {
+            bytes_per_second: positive(rate)?,
+            times,
+        })
+    }
+}
+
 /// The folder of measurements.
 #[derive(Debug, Clone)]
 pub struct Measurements {
@@ -83,20 +129,37 @@ impl Measurements {
     /// # Errors
     /// When what is kept is damaged.
     pub fn drive(&self, model: &Path, backend: Backend) -> Result<Option<Curve>, DamagedError> {
-        let Some(path) = self.drive_path(model, backend) else {
-            return Ok(None);
+        let kept = self.kept_points(model, backend)?;
+        let curve = Curve {
+            points: kept.into_iter().map(|(point, _)| point).collect(),
         };
-        let points = read(&path, DRIVE_HEAD, |words| match words {
-            ["point", block_bytes, depth, rate] => point(block_bytes, depth, rate),
-            _ => None,
-        })?;
-        Ok(points
-            .filter(|points| !points.is_empty())
-            .map(|points| Curve { points }))
+        Ok((!curve.points.is_empty()).then_some(curve))
     }
 
-    /// Keeps what `backend` reaches on the drive that `model` is on, and with it the points
-    /// that are kept and that `curve` lacks: little memory leaves some out.
+    /// The points that are kept, each with how often it was measured.
+    fn kept_points(
+        &self,
+        model: &Path,
+        backend: Backend,
+    ) -> Result<Vec<(Point, u32)>, DamagedError> {
+        let Some(path) = self.drive_path(model, backend) else {
+            return Ok(Vec::new());
+        };
+        let points = read(&path, DRIVE_HEAD, |words| match words {
+            ["point", block_bytes, depth, rate, times] => {
+                let KeptRate {
+                    bytes_per_second,
+                    times,
+                } = KeptRate::parse(rate, times)?;
+                Some((point(block_bytes, depth, bytes_per_second)?, times))
+            }
+            _ => None,
+        })?;
+        Ok(points.unwrap_or_default())
+    }
+
+    /// Keeps what `backend` reaches on the drive that `model` is on: each point with what is
+    /// kept of it, and the points that `curve` lacks, because little memory leaves some out.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -111,20 +174,41 @@ impl Measurements {
             source,
         })?;
         let path = self.path_of_filesystem(&id, backend);
-        let kept = self.drive(model, backend).ok().flatten();
-        let is_new = |old: &Point| {
-            let mut points = curve.points.iter();
-            !points.any(|it| (it.block_bytes, it.depth) == (old.block_bytes, old.depth))
-        };
-        let kept = kept.unwrap_or_default().points.into_iter().filter(is_new);
+        let kept = self.kept_points(model, backend).unwrap_or_default();
+        let is_at = |a: &Point, b: &Point| (a.block_bytes, a.depth) == (b.block_bytes, b.depth);
+        let joined = curve.points.iter().map(|new| {
+            let before = kept.iter().find(|(old, _)| is_at(old, new));
+            let before = before.map(|&(old, times)| KeptRate {
+                bytes_per_second: old.bytes_per_second,
+                times,
+            });
+            (*new, KeptRate::joined(before, new.bytes_per_second))
+        });
+        let is_new = |old: &Point| !curve.points.iter().any(|new| is_at(old, new));
+        let others = kept
+            .iter()
+            .filter(|(old, _)| is_new(old))
+            .map(|&(old, times)| {
+                let bytes_per_second = old.bytes_per_second;
+                let rate = KeptRate {
+                    bytes_per_second,
+                    times,
+                };
+                (old, rate)
+            });
         let mut text = format!("{DRIVE_HEAD}\n");
-        for point in curve.points.iter().copied().chain(kept) {
+        for (point, rate) in joined.chain(others) {
             let Point {
-                block_bytes,
-                depth,
-                bytes_per_second,
+                block_bytes, depth, ..
             } = point;
-            let _ = writeln!(text, "point {block_bytes} {depth} {bytes_per_second:.0}");
+            let KeptRate {
+                bytes_per_second,
+                times,
+            } = rate;
+            let _ = writeln!(
+                text,
+                "point {block_bytes} {depth} {bytes_per_second:.0} {times}"
+            );
         }
         self.write(path, &text)
     }
@@ -139,16 +223,33 @@ impl Measurements {
         kernels: &str,
         threads: usize,
     ) -> Result<Option<ComputeRates>, DamagedError> {
-        let path = self.compute_path(kernels, threads);
-        let rates = read(&path, COMPUTE_HEAD, |words| match words {
-            ["rate", format, rate] => Some(((*format).to_owned(), positive(rate)?)),
-            _ => None,
-        })?;
-        Ok(rates.map(|bytes_per_second| ComputeRates { bytes_per_second }))
+        let kept = self.kept_rates(kernels, threads)?;
+        let rates = |kept: Vec<(String, KeptRate)>| {
+            let rates = kept.into_iter();
+            rates.map(|(format, rate)| (format, rate.bytes_per_second))
+        };
+        Ok(kept.map(|kept| ComputeRates {
+            bytes_per_second: rates(kept).collect(),
+        }))
     }
 
-    /// Keeps the rates of kernels named `kernels` on so many threads, and with them those
-    /// that are kept of other formats.
+    /// The rates that are kept, by format.
+    fn kept_rates(
+        &self,
+        kernels: &str,
+        threads: usize,
+    ) -> Result<Option<Vec<(String, KeptRate)>>, DamagedError> {
+        let path = self.compute_path(kernels, threads);
+        read(&path, COMPUTE_HEAD, |words| match words {
+            ["rate", format, rate, times] => {
+                Some(((*format).to_owned(), KeptRate::parse(rate, times)?))
+            }
+            _ => None,
+        })
+    }
+
+    /// Keeps the rates of kernels named `kernels` on so many threads: each with what is kept
+    /// of it, and those of other formats.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -158,17 +259,21 @@ impl Measurements {
         threads: usize,
         rates: &ComputeRates,
     ) -> Result<PathBuf, KeepError> {
-        let mut all = rates.bytes_per_second.clone();
-        let kept = self.compute(kernels, threads).ok().flatten();
-        let others = kept.unwrap_or_default().bytes_per_second;
-        all.extend(
-            others
-                .into_iter()
-                .filter(|(name, _)| rates.of(name).is_none()),
-        );
+        let kept = self.kept_rates(kernels, threads).ok().flatten();
+        let mut all = kept.unwrap_or_default();
+        for (format, rate) in &rates.bytes_per_second {
+            match all.iter_mut().find(|(name, _)| name == format) {
+                Some((_, kept)) => *kept = KeptRate::joined(Some(*kept), *rate),
+                None => all.push((format.clone(), KeptRate::joined(None, *rate))),
+            }
+        }
         let mut text = format!("{COMPUTE_HEAD}\n");
         for (format, rate) in all {
-            let _ = writeln!(text, "rate {format} {rate:.0}");
+            let KeptRate {
+                bytes_per_second,
+                times,
+            } = rate;
+            let _ = writeln!(text, "rate {format} {bytes_per_second:.0} {times}");
         }
         self.write(self.compute_path(kernels, threads), &text)
     }
@@ -249,7 +354,7 @@ fn read<T>(
     parsed.collect::<Result<_, _>>().map(Some)
 }
 
-fn point(block_bytes: &str, depth: &str, rate: &str) -> Option<Point> {
+fn point(block_bytes: &str, depth: &str, bytes_per_second: f64) -> Option<Point> {
     let block_bytes = block_bytes.parse().ok()?;
     let depth = depth.parse().ok()?;
     // What a plan can be made of.
@@ -257,7 +362,7 @@ fn point(block_bytes: &str, depth: &str, rate: &str) -> Option<Point> {
     is_sane.then_some(Point {
         block_bytes,
         depth,
-        bytes_per_second: positive(rate)?,
+        bytes_per_second,
     })
 }
 
@@ -306,7 +411,7 @@ mod tests {
         kept.keep_drive(folder.path(), Backend::Ring, &poorer)
             .unwrap();
         let mut expected = curve();
-        expected.points[0].bytes_per_second = 3e9;
+        expected.points[0].bytes_per_second = (2e9_f64 * 3e9).sqrt().round();
         let found = kept.drive(folder.path(), Backend::Ring).unwrap();
         assert_eq!(found, Some(expected));
     }
@@ -323,10 +428,28 @@ mod tests {
         };
         let keep = |pairs| kept.keep_compute("avx2", 2, &rates(pairs)).unwrap();
         keep(&[("Q4_K", 1e9), ("F32", 2e9)]);
-        keep(&[("Q4_K", 3e9)]);
+        keep(&[("Q4_K", 4e9), ("Q6_K", 5e9)]);
         let found = kept.compute("avx2", 2).unwrap().unwrap();
-        assert_eq!(found, rates(&[("Q4_K", 3e9), ("F32", 2e9)]));
+        assert_eq!(found, rates(&[("Q4_K", 2e9), ("F32", 2e9), ("Q6_K", 5e9)]));
         assert_eq!(kept.compute("avx2", 4).unwrap(), None);
+    }
+
+    #[test]
+    fn one_noisy_measurement_moves_a_kept_rate_by_a_part_and_a_changed_drive_replaces_it() {
+        let mut kept = None;
+        for _ in 0..10 {
+            kept = Some(KeptRate::joined(kept, 2e9));
+        }
+        let noisy = KeptRate::joined(kept, 1e9);
+        let expected = 2e9 * 0.5_f64.powf(0.25);
+        assert!((noisy.bytes_per_second / expected - 1.0).abs() < 1e-9);
+        // Half the speed and twice the speed cancel, in whichever order they come.
+        let twice = KeptRate::joined(Some(KeptRate::joined(None, 1e9)), 4e9);
+        assert!((twice.bytes_per_second / 2e9 - 1.0).abs() < 1e-9);
+        let other_drive = KeptRate::joined(kept, 1e8);
+        assert_eq!((other_drive.bytes_per_second, other_drive.times), (1e8, 1));
+        let settled = (0..20).fold(noisy, |kept, _| KeptRate::joined(Some(kept), 1.5e9));
+        assert!((settled.bytes_per_second / 1.5e9 - 1.0).abs() < 0.01);
     }
 
     #[test]
@@ -338,12 +461,14 @@ mod tests {
             .unwrap();
         for text in [
             "",
+            "emel-drive 1\npoint 1048576 8 1 1\n",
             "emel-drive 2\npoint 1048576 8 1\n",
-            "emel-drive 1\npoint 1048576 8\n",
-            "emel-drive 1\npoint 0 8 1\n",
-            "emel-drive 1\npoint 1048576 99999999 1\n",
-            "emel-drive 1\npoint 1048576 8 nan\n",
-            "emel-drive 1\npoint 1048576 8 -1\n",
+            "emel-drive 2\npoint 0 8 1 1\n",
+            "emel-drive 2\npoint 1048576 99999999 1 1\n",
+            "emel-drive 2\npoint 1048576 8 nan 1\n",
+            "emel-drive 2\npoint 1048576 8 -1 1\n",
+            "emel-drive 2\npoint 1048576 8 1 0\n",
+            "emel-drive 2\npoint 1048576 8 1 4294967295\n",
             "\u{1b}[31m\n",
         ] {
             std::fs::write(&path, text).unwrap();
@@ -354,7 +479,7 @@ mod tests {
         }
         std::fs::write(&path, [0xff; 100]).unwrap();
         assert!(kept.drive(folder.path(), Backend::Ring).is_err());
-        std::fs::write(&path, "emel-drive 1\n").unwrap();
+        std::fs::write(&path, "emel-drive 2\n").unwrap();
         assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);
     }
 

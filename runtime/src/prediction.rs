@@ -4,14 +4,22 @@
 //! Reading and computing overlap wherever units go through the ring: a token takes as long
 //! as the slower of the two, and what it costs to hand each read over. Experts are another
 //! matter. Which ones a layer needs is known only when it has been routed, so its misses are
-//! read while its hits are computed, and nothing else is.
+//! read while its hits are computed, and nothing else is. How many it misses is known of
+//! models that have run before ([`MissCurve`](crate::experts::miss_curve::MissCurve)).
 
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertUse};
 use emel_loader::plan::{ExpertSlotsPlan, Plan, Residency};
-use emel_loader::probe::READ_SECONDS;
+use emel_loader::probe::{Curve, READ_SECONDS};
 
 use crate::blueprint::Blueprint;
+use crate::experts::heat::Heat;
 use crate::measurements::ComputeRates;
+
+/// What a step costs besides the bytes it computes on, as profiled with 3 billion weights in
+/// 872 of them: a fork and a join, inputs quantised, the unit handed over.
+const STEP_SECONDS: f64 = 7e-6;
+/// Steps of the experts of a layer: gate and up, then down.
+const EXPERT_STEPS: f64 = 2.0;
 
 /// How fast a plan would decode.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,30 +32,64 @@ pub struct Prediction {
     pub compute_seconds: f64,
 }
 
+/// The part of a token's experts that a plan's slots miss.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum MissShare {
+    /// As earlier runs have gone.
+    Learnt(f64),
+    /// If all are as likely to be chosen. Where routing prefers some it is less.
+    Even(f64),
+}
+
+impl MissShare {
+    /// That of `planned`, by what is known of the model.
+    pub fn new(planned: &ExpertSlotsPlan, learnt: Option<&Heat>) -> Self {
+        let experts = planned.layout.experts().max(1);
+        let resident_share = planned.slots.min(experts) as f64 / experts as f64;
+        let counted = learnt.and_then(|heat| heat.misses.miss_share(resident_share));
+        counted.map_or(Self::Even(1.0 - resident_share), Self::Learnt)
+    }
+
+    /// The number.
+    pub fn value(self) -> f64 {
+        match self {
+            Self::Learnt(share) | Self::Even(share) => share,
+        }
+    }
+}
+
 impl Prediction {
     /// The prediction for a blueprint that streams, if its drive has been measured and
-    /// `rates` has the formats of its weights. Of experts, all are taken to be as likely to
-    /// be chosen.
-    pub fn new(blueprint: &Blueprint, rates: &ComputeRates) -> Option<Self> {
+    /// `rates` has the formats of its weights.
+    pub fn new(
+        blueprint: &Blueprint,
+        rates: &ComputeRates,
+        misses: Option<MissShare>,
+    ) -> Option<Self> {
         let rate = drive_bytes_per_second(blueprint)?;
+        let curve = blueprint.settings.drive.as_ref()?;
         let plan = &blueprint.plan;
         let units = Seconds {
             reading: plan.streamed_bytes() as f64 / rate,
-            computing: units_compute_seconds(blueprint, rates)? * (1.0 + streamed_share(plan)),
+            computing: units_compute_seconds(blueprint, rates)? * (1.0 + streamed_share(plan))
+                + unit_steps(plan) as f64 * STEP_SECONDS,
         };
         let streamed = (plan.residency.iter()).filter(|it| **it == Residency::Streamed);
         let mut seconds = units.overlapped() + streamed.count() as f64 * READ_SECONDS;
         let mut all = units;
         let planned = plan.expert_slots.as_ref();
+        let miss_share = misses.map_or(0.0, MissShare::value);
         for (mixture, experts) in blueprint.program.expert_uses.iter().enumerate() {
-            let computing = expert_compute_seconds(blueprint, rates, experts)?;
-            let reading = planned.map_or(0.0, |it| it.layout.expert_bytes(mixture) as f64 / rate);
-            let expert = Seconds { reading, computing };
-            let miss_share = planned.map_or(0.0, miss_share);
-            let used = experts.used as f64;
-            seconds += mixture_seconds(expert, experts.used, miss_share);
-            all.reading += used * miss_share * reading;
-            all.computing += used * computing;
+            let bytes = planned.map_or(0, |it| it.layout.expert_bytes(mixture));
+            let layer = Layer {
+                used: experts.used,
+                computing: expert_compute_seconds(blueprint, rates, experts)?,
+                reading: &|misses| wave_seconds(curve, bytes, misses),
+            };
+            let steps_seconds = EXPERT_STEPS * STEP_SECONDS;
+            seconds += layer.seconds(miss_share) + steps_seconds;
+            all.reading += experts.used as f64 * miss_share * wave_seconds(curve, bytes, 1);
+            all.computing += experts.used as f64 * layer.computing + steps_seconds;
         }
         Some(Self {
             tokens_per_second: 1.0 / seconds,
@@ -55,6 +97,17 @@ impl Prediction {
             compute_seconds: all.computing,
         })
     }
+}
+
+/// Time in which some experts of so many bytes land that are asked for together, with a
+/// drive that has nothing else to do before and after.
+fn wave_seconds(curve: &Curve, expert_bytes: u64, experts: usize) -> f64 {
+    let reads = experts * EXPERT_PARTS;
+    let part_bytes = expert_bytes / EXPERT_PARTS as u64;
+    let rate = curve
+        .bytes_per_second(part_bytes, reads)
+        .unwrap_or(f64::MAX);
+    (experts as u64 * expert_bytes) as f64 / rate
 }
 
 /// What it takes to read and to compute something.
@@ -71,6 +124,11 @@ impl Seconds {
     }
 }
 
+/// Products of a token, but for experts': those of a matrix's runs of rows, one for each.
+fn unit_steps(plan: &Plan) -> usize {
+    plan.units.iter().map(|unit| unit.parts.len()).sum()
+}
+
 /// The part of the units' bytes that are read in every pass. They go through memory twice,
 /// when they are read and when they are computed on, and memory is what computing waits for.
 fn streamed_share(plan: &Plan) -> f64 {
@@ -78,31 +136,34 @@ fn streamed_share(plan: &Plan) -> f64 {
     plan.streamed_bytes() as f64 / all.max(1) as f64
 }
 
-/// The part of a token's experts that are not in memory, if all are as likely to be chosen.
-fn miss_share(planned: &ExpertSlotsPlan) -> f64 {
-    let experts = planned.layout.experts();
-    (experts - planned.slots.min(experts)) as f64 / experts.max(1) as f64
+/// A mixture of which a token goes to `used` experts.
+struct Layer<'a> {
+    used: usize,
+    /// Time to compute one of them.
+    computing: f64,
+    /// Time in which so many land.
+    reading: &'a dyn Fn(usize) -> f64,
 }
 
-/// Time of a mixture in which each of `used` experts is missing with the chance
-/// `miss_share`, on average: hits are computed while misses are read, and the last of these
-/// when it has landed. The reads of a layer begin and end with a drive that has nothing else
-/// to do.
-fn mixture_seconds(expert: Seconds, used: usize, miss_share: f64) -> f64 {
-    let computing = used as f64 * expert.computing;
-    let mut seconds = 0.0;
-    for misses in 0..=used {
-        let (hits, reads) = ((used - misses) as i32, misses as f64);
-        let chance = combinations(used, misses)
-            * miss_share.powi(misses as i32)
-            * (1.0 - miss_share).powi(hits);
-        let reading = match misses {
-            0 => 0.0,
-            _ => 2.0 * READ_SECONDS + reads * expert.reading + expert.computing,
-        };
-        seconds += chance * computing.max(reading);
+impl Layer<'_> {
+    /// Its time where each expert is missing with the chance `miss_share`, on average: hits
+    /// are computed while misses are read, and the last of these when it has landed.
+    fn seconds(&self, miss_share: f64) -> f64 {
+        let computing = self.used as f64 * self.computing;
+        let mut seconds = 0.0;
+        for misses in 0..=self.used {
+            let hits = (self.used - misses) as i32;
+            let chance = combinations(self.used, misses)
+                * miss_share.powi(misses as i32)
+                * (1.0 - miss_share).powi(hits);
+            let reading = match misses {
+                0 => 0.0,
+                _ => 2.0 * READ_SECONDS + (self.reading)(misses) + self.computing,
+            };
+            seconds += chance * computing.max(reading);
+        }
+        seconds
     }
-    seconds
 }
 
 fn combinations(of: usize, taken: usize) -> f64 {
@@ -166,12 +227,18 @@ fn tensor_seconds(blueprint: &Blueprint, rates: &ComputeRates, tensor: usize) ->
 
 #[cfg(test)]
 mod tests {
+    use emel_loader::probe::Point;
+
     use super::*;
 
-    const EXPERT: Seconds = Seconds {
-        reading: 7e-4,
-        computing: 1e-4,
-    };
+    fn layer(used: usize, computing: f64) -> Layer<'static> {
+        let reading = &|misses: usize| misses as f64 * 7e-4;
+        Layer {
+            used,
+            computing,
+            reading,
+        }
+    }
 
     #[track_caller]
     fn assert_near(found: f64, expected: f64) {
@@ -183,9 +250,9 @@ mod tests {
 
     #[test]
     fn experts_in_memory_are_only_computed_and_others_are_read_first() {
-        assert_near(mixture_seconds(EXPERT, 8, 0.0), 8e-4);
+        assert_near(layer(8, 1e-4).seconds(0.0), 8e-4);
         let all = 2.0 * READ_SECONDS + 8.0 * 7e-4 + 1e-4;
-        assert_near(mixture_seconds(EXPERT, 8, 1.0), all);
+        assert_near(layer(8, 1e-4).seconds(1.0), all);
     }
 
     #[test]
@@ -193,12 +260,23 @@ mod tests {
         let one_of_two = 2.0 * READ_SECONDS + 7e-4 + 1e-4;
         let both = 2.0 * READ_SECONDS + 2.0 * 7e-4 + 1e-4;
         let expected = 0.25 * 2e-4 + 0.5 * one_of_two + 0.25 * both;
-        assert_near(mixture_seconds(EXPERT, 2, 0.5), expected);
-        let slow = Seconds {
-            computing: 1e-2,
-            ..EXPERT
+        assert_near(layer(2, 1e-4).seconds(0.5), expected);
+        assert_near(layer(8, 1e-2).seconds(0.1), 8e-2);
+    }
+
+    #[test]
+    fn few_experts_land_more_slowly_than_many_for_each_of_them() {
+        let point = |depth, bytes_per_second| Point {
+            block_bytes: 1 << 20,
+            depth,
+            bytes_per_second,
         };
-        assert_near(mixture_seconds(slow, 8, 0.1), 8e-2);
+        let curve = Curve {
+            points: vec![point(3, 1e9), point(24, 3e9)],
+        };
+        let bytes = 3 << 20;
+        assert_near(wave_seconds(&curve, bytes, 1), bytes as f64 / 1e9);
+        assert_near(wave_seconds(&curve, bytes, 8), 8.0 * bytes as f64 / 3e9);
     }
 
     #[test]

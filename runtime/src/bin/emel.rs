@@ -19,7 +19,7 @@ use emel::cli::render::{self, RenderOptions};
 use emel::cli::replay::{self, ReplayOptions};
 use emel::cli::trace::{self, TraceOptions};
 use emel::cli::{self, ModelOptions, TextSource};
-use emel::prediction::{self, Prediction};
+use emel::prediction::{self, MissShare, Prediction};
 use emel::{Prompt, SamplerOptions, TextLimit};
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{ROW_SLOTS, held_bytes};
@@ -167,6 +167,8 @@ struct PlanReport {
     drive_bytes_per_second: Option<f64>,
     /// If the kernels have been measured too.
     predicted_tokens_per_second: Option<f64>,
+    /// Whether it is for even routing: one that prefers some experts is faster.
+    is_lower_bound: bool,
     experts: Option<PlanExperts>,
 }
 
@@ -179,6 +181,8 @@ struct PlanExperts {
     bytes_per_token: u64,
     /// What of that is read if all experts are as likely to be chosen.
     expected_bytes_per_token: u64,
+    /// What is read if routing goes on as in earlier runs, if there were any.
+    learnt_bytes_per_token: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -219,11 +223,18 @@ fn plan(options: &PlanOptions) -> anyhow::Result<()> {
             "every expert has a slot: once each has been read, nothing is read per token"
         )?,
         Some(experts) => {
-            let expected = streamed + experts.expected_bytes_per_token;
+            let learnt = experts.learnt_bytes_per_token;
+            let expected = streamed + learnt.unwrap_or(experts.expected_bytes_per_token);
+            let (if_so, note) = match learnt {
+                Some(_) => ("as earlier runs have gone", ""),
+                None => (
+                    "if all experts are as likely",
+                    "; less is read, and faster, where some are chosen often",
+                ),
+            };
             writeln!(
                 output,
-                "read      {:>11}  per token if all experts are as likely, {} at most: {}; less \
-                 is read, and faster, where some are chosen often",
+                "read      {:>11}  per token {if_so}, {} at most: {}{note}",
                 size(expected),
                 size(streamed + experts.bytes_per_token),
                 speed(&report, expected)
@@ -243,7 +254,12 @@ fn speed(report: &PlanReport, bytes: u64) -> String {
         report.predicted_tokens_per_second,
     ) {
         (Some(rate), Some(predicted)) => format!(
-            "about {predicted:.1} tokens/s, from this drive's {:.2} GiB/s",
+            "{} {predicted:.1} tokens/s, from this drive's {:.2} GiB/s",
+            if report.is_lower_bound {
+                "at least"
+            } else {
+                "about"
+            },
             rate / gibibyte
         ),
         (Some(rate), None) => format!(
@@ -295,6 +311,13 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         add(name, plan.pinned_bytes());
     }
     let rates = drive::kept_rates(blueprint.settings.threads);
+    let misses = plan.expert_slots.as_ref().map(|experts| {
+        let learnt = blueprint.learnt().unwrap_or_else(|why| {
+            cli::notice(&format!("what was learnt is ignored: {why}"));
+            None
+        });
+        MissShare::new(experts, learnt.as_ref())
+    });
     PlanReport {
         budget_bytes: plan.budget_bytes,
         file_bytes: plan.file_bytes,
@@ -309,14 +332,21 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         ring_slot_bytes: plan.slot_bytes,
         drive_bytes_per_second: prediction::drive_bytes_per_second(blueprint),
         predicted_tokens_per_second: rates
-            .and_then(|rates| Prediction::new(blueprint, &rates))
+            .and_then(|rates| Prediction::new(blueprint, &rates, misses))
             .map(|prediction| prediction.tokens_per_second),
+        is_lower_bound: matches!(misses, Some(MissShare::Even(_))),
         experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
             slots: experts.slots,
             slot_bytes: experts.layout.slot_bytes,
             of_experts: experts.layout.experts(),
             bytes_per_token: experts.bytes_per_token(),
             expected_bytes_per_token: experts.expected_bytes_per_token(),
+            learnt_bytes_per_token: match misses {
+                Some(MissShare::Learnt(share)) => {
+                    Some((share * experts.bytes_per_token() as f64) as u64)
+                }
+                _ => None,
+            },
         }),
     }
 }

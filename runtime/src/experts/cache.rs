@@ -187,6 +187,24 @@ impl ExpertCache {
         (slot != NONE).then_some(slot as usize)
     }
 
+    /// The experts that are kept.
+    pub fn shape(&self) -> MixtureShape {
+        self.shape
+    }
+
+    /// Experts of all layers that were likelier to be chosen than this one, of equals half of
+    /// them, as a share of all: it is kept where there are slots for more than that.
+    pub fn rank(&self, layer: usize, expert: usize) -> f32 {
+        let chance = self.uses[self.shape.index(layer, expert)].chance;
+        let (mut likelier, mut less_likely) = (0_usize, 0_usize);
+        for uses in &self.uses {
+            likelier += usize::from(uses.chance > chance);
+            less_likely += usize::from(uses.chance < chance);
+        }
+        let equals = self.uses.len() - likelier - less_likely;
+        (likelier as f32 + (equals - 1) as f32 / 2.0) / self.uses.len() as f32
+    }
+
     /// Takes the slot of an expert from it, for the next that needs one.
     pub fn release(&mut self, layer: usize, expert: usize) {
         let index = self.shape.index(layer, expert);

@@ -24,6 +24,7 @@ use emel_model::routing::LossyRouting;
 use super::MixtureShape;
 use super::cache::ExpertCache;
 use super::heat::Heat;
+use super::miss_curve::MissCurve;
 use super::prefetch::{Prefetch, PrefetchStatistics, Prefetcher};
 
 /// Bytes of a part of a router, or more but for its last one.
@@ -98,6 +99,9 @@ pub struct ExpertDemand {
 
 struct Slots {
     cache: ExpertCache,
+    misses: MissCurve,
+    /// Whether the pass at hand is one token's.
+    is_decoding: bool,
     /// Bytes of an expert, for each mixture.
     expert_bytes: Vec<u64>,
     /// What was chosen, for the cache.
@@ -118,6 +122,8 @@ impl ExpertDemand {
         let guesses = look_ahead.map_or(0, |look_ahead| look_ahead.guesses);
         let with_slots = |planned: &ExpertSlotsPlan, slots| Slots {
             cache: ExpertCache::new(shape, slots),
+            misses: MissCurve::default(),
+            is_decoding: false,
             expert_bytes: (0..shape.layers)
                 .map(|mixture| planned.layout.expert_bytes(mixture))
                 .collect(),
@@ -185,6 +191,7 @@ impl ExpertDemand {
     pub fn warm(&mut self, heat: Heat) {
         if let Some(slots) = &mut self.slots {
             slots.cache.warm(&heat.heats);
+            slots.misses.warm(&heat.misses);
             slots.prefetcher.warm(heat);
         }
     }
@@ -192,12 +199,18 @@ impl ExpertDemand {
     /// What was learnt, if that is worth keeping.
     pub fn learnt(&self) -> Option<Heat> {
         let slots = self.slots.as_ref()?;
-        slots.prefetcher.learnt(slots.cache.heats().collect())
+        let learnt = slots.prefetcher.learnt(slots.cache.heats().collect())?;
+        let misses = slots.misses.clone();
+        Some(Heat { misses, ..learnt })
     }
 
     /// A pass over so many tokens begins.
     pub fn begin_pass(&mut self, tokens: usize) {
         if let Some(slots) = &mut self.slots {
+            slots.is_decoding = tokens == 1;
+            if slots.is_decoding {
+                slots.misses.begin_token();
+            }
             slots.prefetcher.begin_pass(tokens);
         }
     }
@@ -272,6 +285,8 @@ impl ExpertDemand {
             .extend(chosen.map(|expert| Needed { expert, slot: None }));
         let Some(Slots {
             cache,
+            misses,
+            is_decoding,
             expert_bytes,
             chosen,
             prefetcher,
@@ -282,6 +297,9 @@ impl ExpertDemand {
         };
         chosen.clear();
         chosen.extend(self.needed.iter().map(|needed| needed.expert));
+        if *is_decoding {
+            misses.route(cache, mixture, chosen);
+        }
         cache.route(mixture, chosen);
         for needed in &mut self.needed {
             needed.slot = cache.slot(mixture, needed.expert);

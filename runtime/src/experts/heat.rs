@@ -1,5 +1,5 @@
-//! What was learnt about a model's experts, in a file: how hot each of them is, and the
-//! co-activation table. `emel-run` keeps it beside the model ([`place`]); `emel replay` writes
+//! What was learnt about a model's experts, in a file: how hot each of them is, which follow
+//! which, and what a cache of any size would miss. `emel-run` keeps it beside the model ([`place`]); `emel replay` writes
 //! it (`--save-heat`) and begins with it (`--heat`), to score what learning over several texts
 //! is worth.
 //!
@@ -11,6 +11,7 @@
 //! heat of each expert            u16, 65535 for one that every token uses
 //! uses of each expert            u8
 //! counts of each expert          u8 for each expert of the next layer
+//! demands by rank                f32, 64 of them
 //! XxHash64 of all the above      u64
 //! ```
 //!
@@ -24,11 +25,12 @@ use std::path::{Path, PathBuf};
 
 use super::MixtureShape;
 use super::coactivation::Coactivation;
+use super::miss_curve::{CURVE_BYTES, MissCurve};
 use crate::hashing::Hashing;
 use crate::whole_file::{begins_with, write_whole};
 
 const MAGIC: [u8; 8] = *b"EMELHEAT";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 28;
 
 /// What becomes of what an engine learns about experts that do not all fit.
@@ -86,6 +88,8 @@ pub struct Heat {
     pub heats: Vec<f32>,
     /// Which experts follow which.
     pub table: Coactivation,
+    /// What a cache of any size would miss.
+    pub misses: MissCurve,
 }
 
 impl Heat {
@@ -122,6 +126,7 @@ impl Heat {
         for number in self.table.numbers() {
             out.write_all(&[number])?;
         }
+        out.write_all(&self.misses.to_bytes())?;
         let Hashing { inner, hasher } = out;
         inner.write_all(&hasher.finish().to_le_bytes())
     }
@@ -164,7 +169,7 @@ impl Heat {
         if rest[12..] != identity.to_le_bytes() || found != [shape.layers, shape.experts] {
             return Err(HeatError::OtherModel);
         }
-        let content = shape.all() * 2 + Coactivation::required_bytes(shape);
+        let content = shape.all() * 2 + Coactivation::required_bytes(shape) + CURVE_BYTES;
         if bytes != (HEADER_BYTES + content + 8) as u64 {
             return Err(HeatError::Damaged);
         }
@@ -181,11 +186,14 @@ impl Heat {
             let heat = u16::from_le_bytes([pair[0], pair[1]]);
             f32::from(heat) / f32::from(u16::MAX)
         });
+        let (table, misses) = table.split_at(table.len() - CURVE_BYTES);
         let table = Coactivation::from_numbers(shape, table).ok_or(HeatError::Damaged)?;
+        let misses = MissCurve::from_bytes(misses).ok_or(HeatError::Damaged)?;
         Ok(Some(Self {
             shape,
             heats: heats.collect(),
             table,
+            misses,
         }))
     }
 }
@@ -240,6 +248,7 @@ mod tests {
             shape: SHAPE,
             heats,
             table,
+            misses: MissCurve::default(),
         }
     }
 
@@ -306,7 +315,7 @@ mod tests {
         let refused = |change: fn(&mut Vec<u8>)| after(change).expect_err("refused").to_string();
         assert!(refused(|bytes| bytes[0] = b'X').contains("not what emel has learnt"));
         assert!(refused(|bytes| bytes.truncate(20)).contains("not what emel has learnt"));
-        assert!(refused(|bytes| bytes[8] = 2).contains("format 2, expected 1"));
+        assert!(refused(|bytes| bytes[8] = 1).contains("format 1, expected 2"));
         assert!(refused(|bytes| bytes[20] ^= 1).contains("another model"));
         assert!(refused(|bytes| bytes[12] = 3).contains("another model"));
         for change in [

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use emel_loader::reader::ReadError;
 
-use super::MixtureShape;
 use super::heat::{self, Heat, Learning};
 use crate::blueprint::Blueprint;
 use crate::generator::Generator;
@@ -30,15 +29,7 @@ impl HeatFile {
             return None;
         }
         let path = heat::place(&blueprint.path);
-        let load = || {
-            if !path.exists() {
-                return Ok(None);
-            }
-            let identity = blueprint.identity().map_err(|error| error.to_string())?;
-            let shape = MixtureShape::of(&blueprint.program);
-            Heat::load(&path, identity, shape).map_err(|error| error.to_string())
-        };
-        match load() {
+        match blueprint.learnt() {
             Ok(Some(found)) => generator.warm(found),
             Ok(None) => {}
             Err(why) => {

@@ -9,6 +9,7 @@
 //! | [`cache`] | who is in which slot, and who has to go |
 //! | [`coactivation`] | which experts follow which, counted token by token |
 //! | [`predictor`] | the next layer's experts, by that table and by the next router |
+//! | [`miss_curve`] | what a cache of any size would miss, counted on the way |
 //! | [`heat`] | what was learnt, in a file for another run |
 //! | `heat_file` | where that file is |
 //! | [`trace`] | the routing of a text in a file |
@@ -24,6 +25,7 @@ pub mod coactivation;
 pub mod demand;
 pub mod heat;
 pub(crate) mod heat_file;
+pub mod miss_curve;
 pub mod predictor;
 pub mod prefetch;
 pub mod replay;

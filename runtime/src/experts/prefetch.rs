@@ -23,6 +23,7 @@ use super::cache::ExpertCache;
 use super::calibration::Calibration;
 use super::coactivation::Coactivation;
 use super::heat::Heat;
+use super::miss_curve::MissCurve;
 use super::predictor::{Predictor, Source};
 
 /// Experts of the next layer that are candidates at most.
@@ -196,6 +197,7 @@ impl Prefetcher {
             shape: self.shape,
             heats,
             table: Coactivation::clone(self.predictor.table()),
+            misses: MissCurve::default(),
         })
     }
 

@@ -15,6 +15,7 @@ use super::MixtureShape;
 use super::cache::ExpertCache;
 use super::coactivation::Coactivation;
 use super::heat::Heat;
+use super::miss_curve::MissCurve;
 use super::predictor::{Predictor, Source};
 use super::trace::Trace;
 
@@ -146,6 +147,7 @@ impl Replay {
 struct Player {
     shape: MixtureShape,
     cache: ExpertCache,
+    misses: MissCurve,
     guessing: Option<(Predictor, usize)>,
     /// Of each expert: it has been read ahead and not been demanded yet.
     is_early: Vec<bool>,
@@ -158,6 +160,7 @@ impl Player {
         Self {
             shape,
             cache: ExpertCache::new(shape, slots),
+            misses: MissCurve::default(),
             guessing: replay
                 .guesses
                 .map(|(source, count)| (Predictor::new(shape, source, ranks), count)),
@@ -170,6 +173,7 @@ impl Player {
     fn warm(&mut self, heat: &Heat, slots: usize) {
         assert_eq!(self.shape, heat.shape, "of another model");
         self.cache.warm(&heat.heats);
+        self.misses.warm(&heat.misses);
         for (layer, expert) in heat.hottest().into_iter().take(slots) {
             self.cache.admit(layer, expert);
         }
@@ -188,6 +192,7 @@ impl Player {
             shape: self.shape,
             heats: self.cache.heats().collect(),
             table,
+            misses: self.misses.clone(),
         }
     }
 
@@ -204,6 +209,7 @@ impl Player {
             {
                 predictor.restart();
             }
+            self.misses.begin_token();
             for (layer, of_trace) in layers.clone().enumerate() {
                 ids(trace.experts(index, of_trace), &mut chosen);
                 ids(&[], &mut ahead);
@@ -219,6 +225,7 @@ impl Player {
         if layer > 0 {
             self.judge_guesses(chosen);
         }
+        self.misses.route(&self.cache, layer, chosen);
         self.cache.route(layer, chosen);
         for &expert in chosen {
             let index = self.shape.index(layer, expert);

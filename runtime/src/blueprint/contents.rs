@@ -1,0 +1,187 @@
+//! What a model's file holds, understood, and made a blueprint of.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use emel_kernels::Kernels;
+use emel_loader::gguf::Catalog;
+use emel_loader::plan::Plan;
+use emel_loader::trace::Trace;
+use emel_model::arch;
+#[cfg(feature = "chat")]
+use emel_model::chat::{ChatTemplates, SpecialTexts};
+use emel_model::forward::ForwardError;
+use emel_model::program::Program;
+use emel_model::sampler::{Breakers, SamplerOptions};
+use emel_model::tokenizer::Tokenizer;
+use emel_systemd::{Memory, MemoryWatch};
+
+use super::Blueprint;
+use super::draft::Draft;
+use super::items::{TRACE_EVENTS, profile_bytes};
+use super::settings::{Settings, check};
+use crate::budget::{available_bytes, in_binary_units};
+use crate::error::Error;
+use crate::experts::prefetch::GUESSES_PER_USED;
+use crate::live_budget::NoticeListener;
+use crate::lossy;
+
+/// What a model's file holds, understood.
+pub(super) struct Contents {
+    catalog: Catalog,
+    pub(super) program: Program,
+    pub(super) tokenizer: Tokenizer,
+    #[cfg(feature = "chat")]
+    chat_templates: ChatTemplates,
+    pub(super) budget_bytes: u64,
+}
+
+impl Contents {
+    /// Reads the header of the model at `path`.
+    ///
+    /// # Errors
+    /// When the file is broken or the model not supported.
+    pub(super) fn read(path: &Path, settings: &Settings) -> Result<Self, Error> {
+        check(settings)?;
+        // Asked again when the engine starts, but by then the weights have been read.
+        Kernels::from_environment().map_err(ForwardError::from)?;
+        let mut catalog = Catalog::open(path)?;
+        let budget_bytes = settings.ram_budget.bytes(catalog.file_bytes())?;
+        let mut program = arch::program(&catalog).map_err(|source| Error::model(path, source))?;
+        if let Some(guesses) = settings.logged_guesses {
+            if program.routers.is_empty() {
+                return Err(Error::NoExperts {
+                    path: path.to_owned(),
+                });
+            }
+            program.log_routing(guesses);
+        }
+        lossy::check(&settings.lossy, &program)?;
+        if settings.prefetch.asks_routers() {
+            let (_, used) = program.routing_max();
+            program.look_ahead(GUESSES_PER_USED * used);
+        }
+        let tokenizer = Tokenizer::from_metadata(catalog.metadata_mut()).map_err(|source| {
+            Error::Tokenizer {
+                path: path.to_owned(),
+                source,
+            }
+        })?;
+        #[cfg(feature = "chat")]
+        let chat_templates =
+            ChatTemplates::take(catalog.metadata_mut(), SpecialTexts::of(&tokenizer));
+        catalog.metadata_mut().drop_arrays();
+        if tokenizer.vocabulary_size() > program.vocabulary() {
+            return Err(Error::model(
+                path,
+                vocabulary_mismatch(&program, &tokenizer),
+            ));
+        }
+        Ok(Self {
+            catalog,
+            program,
+            tokenizer,
+            #[cfg(feature = "chat")]
+            chat_templates,
+            budget_bytes,
+        })
+    }
+
+    /// Plans for `settings`.
+    ///
+    /// # Errors
+    /// When the budget is too small or a setting out of its range.
+    pub(super) fn plan(self, path: &Path, settings: Settings) -> Result<Blueprint, Error> {
+        check(&settings)?;
+        let Self {
+            catalog,
+            program,
+            tokenizer,
+            #[cfg(feature = "chat")]
+            chat_templates,
+            budget_bytes,
+        } = self;
+        let sampler = match &settings.sampler {
+            Some(options) => options.clone(),
+            None => SamplerOptions::most_demanding(),
+        };
+        sampler.check()?;
+        let draft = Draft {
+            catalog: &catalog,
+            program: &program,
+            settings: &settings,
+            tokenizer_bytes: tokenizer.heap_bytes() as u64,
+            breakers: Breakers::new(&sampler, &tokenizer),
+            sampler,
+            budget_bytes,
+        };
+        let (plan, shape) =
+            draft
+                .plan()
+                .map_err(|(needed_bytes, context)| Error::BudgetTooSmall {
+                    path: path.to_owned(),
+                    budget_bytes,
+                    needed_bytes,
+                    context,
+                    shorten: if settings.all_logits {
+                        "shorten the text"
+                    } else {
+                        "lower -c"
+                    },
+                    profile_bytes: profile_bytes(&settings).unwrap_or(0),
+                })?;
+        let sampler_bytes = draft.sampler_bytes(shape.context);
+        let mut notices = draft.notices(&shape);
+        // What the process has already is part of the plan, but pages of files are no limit's
+        // raise: no plan has more than its cgroup allows.
+        let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
+        let available_bytes = available_bytes().unwrap_or(u64::MAX);
+        notices.extend(lossy::notice(&settings.lossy, &plan));
+        let limit = MemoryWatch::own().limit().unwrap_or(u64::MAX);
+        notices.extend(scarcity(
+            &plan,
+            available_bytes.saturating_add(own_bytes).min(limit),
+        ));
+        notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
+        let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
+        Ok(Blueprint {
+            path: path.to_owned(),
+            plan,
+            trace,
+            context: shape.context,
+            chunk: shape.chunk,
+            logit_tokens: shape.logit_tokens,
+            sampler_bytes,
+            settings,
+            notices,
+            identity: OnceLock::new(),
+            listener: NoticeListener::default(),
+            faults: None,
+            catalog,
+            program,
+            #[cfg(feature = "chat")]
+            chat_templates,
+            tokenizer: Arc::new(tokenizer),
+        })
+    }
+}
+
+/// Says so when a plan takes more memory than there is.
+fn scarcity(plan: &Plan, available_bytes: u64) -> Option<String> {
+    let planned_bytes = plan.total_bytes();
+    (planned_bytes > available_bytes).then(|| {
+        format!(
+            "the plan takes {} and {} of memory are available; lower --ram-budget if the system swaps or kills the process",
+            in_binary_units(planned_bytes),
+            in_binary_units(available_bytes)
+        )
+    })
+}
+
+fn vocabulary_mismatch(program: &Program, tokenizer: &Tokenizer) -> emel_model::error::ModelError {
+    emel_model::error::ModelError::Shape {
+        name: "token_embd.weight".to_owned(),
+        found: format!("{} rows", program.vocabulary()),
+        expected: format!("one for each of the {} tokens", tokenizer.vocabulary_size()),
+    }
+}
