@@ -7,6 +7,7 @@ pub mod experts;
 pub mod info;
 pub mod interrupt;
 pub mod lossy;
+pub mod named_files;
 pub mod output;
 pub mod profile;
 pub mod render;

@@ -92,7 +92,7 @@ pub(crate) fn file_beside(path: &Path) -> io::Result<NamedTempFile> {
 }
 
 /// The folder that a path is in.
-fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

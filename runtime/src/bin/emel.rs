@@ -14,7 +14,7 @@ use emel::budget::in_binary_units;
 use emel::cli::doctor::{self, DoctorOptions};
 use emel::cli::drive;
 use emel::cli::info::{self, InfoOptions};
-use emel::cli::output;
+use emel::cli::named_files::{NamedFiles, OutputKind};
 use emel::cli::render::{self, RenderOptions};
 use emel::cli::replay::{self, ReplayOptions};
 use emel::cli::trace::{self, TraceOptions};
@@ -408,10 +408,15 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
     settings.all_logits = true;
     settings.sampler = Some(SamplerOptions::default());
     let (blueprint, ids) = Blueprint::for_prompt(model, settings, prompt)?;
+    let mut named = NamedFiles::of(&blueprint);
+    named.input("-f", options.source.file.as_deref());
     let logits = options
         .logits
         .as_deref()
-        .map(|path| create_npy(path, ids.len(), &blueprint))
+        .map(|path| {
+            let file = named.create("--logits", path, OutputKind::Logits)?;
+            begin_npy(file, path, ids.len(), &blueprint)
+        })
         .transpose()?;
     let scores = Arc::new(Mutex::new(Scores {
         ids: ids.clone(),
@@ -470,10 +475,14 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
 
 /// Starts a NumPy file of float32 [rows, columns]; the rows follow.
 /// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
-fn create_npy(path: &Path, rows: usize, blueprint: &Blueprint) -> anyhow::Result<BufWriter<File>> {
+fn begin_npy(
+    file: File,
+    path: &Path,
+    rows: usize,
+    blueprint: &Blueprint,
+) -> anyhow::Result<BufWriter<File>> {
     let failed = || format!("{}: cannot write logits", path.display());
     let columns = blueprint.program.vocabulary();
-    let file = output::create_output(path, &blueprint.catalog, "logits")?;
     let mut file = BufWriter::new(file);
     let header =
         format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");

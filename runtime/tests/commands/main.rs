@@ -13,6 +13,7 @@ mod info;
 mod limits;
 mod lossy;
 mod model;
+mod outputs;
 mod profile;
 mod render;
 mod replay;

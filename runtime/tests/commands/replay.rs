@@ -128,8 +128,8 @@ fn no_file_of_another_kind_is_overwritten() {
     std::fs::hard_link(&text, traced.path("trace")).unwrap();
     refusal(
         traced.trace(&mixture(), ""),
-        1,
-        &["trace", "this is the text"],
+        2,
+        &["trace", "another file than -f"],
     );
     assert!(std::fs::read(&text).unwrap() == before);
 }
