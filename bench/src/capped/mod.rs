@@ -14,3 +14,4 @@ pub mod plot;
 pub mod report;
 pub mod run;
 pub mod sweep;
+pub mod under_way;

@@ -20,11 +20,22 @@ use emel::cli::{self, Interrupted, Kept, ModelOptions, TextSource};
 use emel::{ExpertUsage, Prompt, Request, Spent, TokenStream, Usage};
 use serde::Serialize;
 
+/// What the help ends with.
+const EXAMPLES: &str = r#"Examples:
+  emel-run MODEL.gguf --ram-budget 8G -p "Once upon a time" -n 200
+  emel-run MODEL.gguf -cnv -sys "Be brief."
+
+  # Goes on with an answer. The prompt is the whole text each time; what the session
+  # holds of it is not computed again.
+  story="Once upon a time"
+  story+=$(emel-run MODEL.gguf -p "$story" -n 100 --session story.session)
+  story+=$(emel-run MODEL.gguf -p "$story" -n 100 --session story.session)"#;
+
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The continuation goes to standard output, everything else to
 /// standard error.
 #[derive(Debug, Parser)]
-#[command(version, name = "emel-run")]
+#[command(version, name = "emel-run", after_long_help = EXAMPLES)]
 #[command(group(
     ArgGroup::new("task").args(["prompt", "file", "conversation"]).required(true).multiple(true)
 ))]
@@ -49,7 +60,8 @@ struct Options {
 
     /// Keep the session in a file: what it already holds of the prompt is not computed
     /// again; prompt and answer are saved to it at the end, and what there is of them on
-    /// Ctrl-C, SIGTERM and SIGHUP (a second one does not wait for the pass that runs)
+    /// Ctrl-C, SIGTERM and SIGHUP (a second one does not wait for the pass that runs). Not
+    /// with --conversation. See the example below
     #[arg(long, value_name = "FILE", conflicts_with = "conversation")]
     session: Option<PathBuf>,
 
@@ -298,8 +310,9 @@ fn print_statistics(usage: &Usage) {
     ));
     cli::tell(&format!("sampler: seed {}", usage.seed));
     cli::tell(&format!(
-        "reading: {} in all, {} per token, {}/s while decoding, {} retries, {} major faults",
+        "reading: {} for prompt and answer ({} with what came before, loading included), {} per token, {}/s while decoding, {} retries, {} major faults",
         size(usage.bytes_read),
+        size(usage.bytes_read_since_open),
         size(usage.streamed_bytes_per_token),
         size(usage.decode_bytes_per_second as u64),
         usage.retries,
@@ -321,8 +334,8 @@ fn print_statistics(usage: &Usage) {
             lossy.of_choices, lossy.substituted, lossy.dropped
         ));
     }
-    tell_times("time:    ", &usage.spent);
-    tell_times("decode:  ", &usage.decode);
+    tell_times("time:    ", "for prompt and answer", &usage.spent);
+    tell_times("decode:  ", "after the first token", &usage.decode);
     cli::tell(&format!(
         "kernels: {}, {} threads",
         usage.kernels, usage.threads
@@ -379,9 +392,9 @@ fn tell_experts(experts: &ExpertUsage, decoded_tokens: usize) {
     ));
 }
 
-fn tell_times(label: &str, spent: &Spent) {
+fn tell_times(label: &str, of: &str, spent: &Spent) {
     cli::tell(&format!(
-        "{label}{:.0} ms: {:.0} waiting for weights ({:.0} for experts), {:.0} computing, {:.0} sampling, {:.0} else",
+        "{label}{:.0} ms {of}: {:.0} waiting for weights ({:.0} for experts), {:.0} computing, {:.0} sampling, {:.0} else",
         spent.total_ms,
         spent.wait_ms,
         spent.expert_wait_ms,

@@ -72,7 +72,7 @@ struct PlanOptions {
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("task").args(["prompt", "file"]).required(true)))]
 struct TokenizeOptions {
-    /// The model: a GGUF file, or the first of its shards
+    /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     model: PathBuf,
 
     #[command(flatten)]
@@ -100,7 +100,7 @@ struct EvalOptions {
     )]
     top: usize,
 
-    /// Write the logits, float32 [positions, vocabulary], to a NumPy file
+    /// Write the logits, float32 [positions, vocabulary], to a NumPy file, not standard output
     #[arg(long, value_name = "OUT.npy")]
     logits: Option<PathBuf>,
 

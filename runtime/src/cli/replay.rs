@@ -187,6 +187,11 @@ impl ReplayOptions {
             }
             // Before the work begins; saving looks again.
             heat::check_place(path).map_err(|error| told(path, error))?;
+            let header = trace.header();
+            let found = Heat::load(path, header.identity, header.shape);
+            if let Err(error @ HeatError::OtherModel) = found {
+                return Err(told(path, error));
+            }
         }
         let header = trace.header();
         let found = self.heat.as_ref().and_then(|path| {

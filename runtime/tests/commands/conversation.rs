@@ -14,11 +14,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words};
+use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
+use emel_tests::signals;
 
 /// Starts a conversation with every answer the most probable one.
 fn start(model: &Path, arguments: &[&str]) -> Child {
-    undo_ignored_signals();
+    signals::undo_ignored();
     command("emel-run")
         .arg(model)
         .args(["-cnv", "--temp", "0"])

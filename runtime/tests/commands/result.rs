@@ -12,9 +12,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{
-    answering, command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words,
-};
+use crate::{answering, command, emel, emel_run, gemma, llama, refusal, result, words};
+use emel_tests::signals;
 
 #[track_caller]
 fn json(output: Output) -> Value {
@@ -436,7 +435,7 @@ fn nobody_listening_on_standard_error_is_no_panic() {
 
 #[test]
 fn an_interrupt_ends_a_run_at_once() {
-    undo_ignored_signals();
+    signals::undo_ignored();
     let mut run = command("emel-run");
     run.arg(gemma()).args(words(
         "-p hello -n -1 -c 100000 --ignore-eos --ram-budget 1G",

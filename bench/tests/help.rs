@@ -1,0 +1,79 @@
+//! What the programs say of themselves, and what they refuse to write over.
+
+use std::fs;
+use std::process::{Command, Output};
+
+const PROGRAMS: [&str; 6] = [
+    env!("CARGO_BIN_EXE_capped-lane"),
+    env!("CARGO_BIN_EXE_capped-sweep"),
+    env!("CARGO_BIN_EXE_emel-speed"),
+    env!("CARGO_BIN_EXE_emel-synth"),
+    env!("CARGO_BIN_EXE_kernel-speed"),
+    env!("CARGO_BIN_EXE_stream-speed"),
+];
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.env("XDG_CACHE_HOME", "/dev/null");
+    command.args(arguments).output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_program_tells_what_it_is_for_and_its_version() {
+    for program in PROGRAMS {
+        let help = run(program, &["--help"]);
+        assert!(help.status.success() && help.stderr.is_empty(), "{help:?}");
+        let help = text(&help.stdout);
+        assert!(help.contains("\nUsage: "), "{help}");
+        let version = run(program, &["--version"]);
+        let version = text(&version.stdout);
+        assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
+    }
+}
+
+#[test]
+fn the_spelling_that_the_help_offers_for_the_model_is_taken() {
+    for program in PROGRAMS {
+        let help = text(&run(program, &["--help"]).stdout);
+        if !help.contains("[also: -m FILE]") {
+            continue;
+        }
+        let output = run(program, &["--ids", "1,2", "-m", "no/such.gguf"]);
+        let told = text(&output.stderr);
+        // emel-speed wants more ids before it looks for the model.
+        let is_taken = told.contains("no/such.gguf: ") || told.contains("2 ids, expected");
+        assert!(is_taken, "{program}: {told}");
+    }
+}
+
+#[test]
+fn a_model_of_random_weights_does_not_replace_a_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    let shape = "--arch llama --layers 1 --embedding 256 --feed-forward 256 --heads 2 \
+                 --kv-heads 1 --head-dim 64 --vocab 300 --type F32 --head-type F32";
+    let write = || {
+        let path = path.to_str().expect("UTF-8");
+        let arguments: Vec<&str> = [path].into_iter().chain(shape.split_whitespace()).collect();
+        run(env!("CARGO_BIN_EXE_emel-synth"), &arguments)
+    };
+    let first = write();
+    assert!(first.status.success(), "{first:?}");
+    let before = fs::read(&path).expect("a model");
+    let second = write();
+    assert_eq!(second.status.code(), Some(1));
+    let told = text(&second.stderr);
+    assert!(told.contains("this is a model"), "{told}");
+    assert!(fs::read(&path).expect("a model") == before);
+    // What is no model gives way, as with other programs.
+    fs::write(&path, "notes").expect("written");
+    assert!(write().status.success());
+    let dash = run(env!("CARGO_BIN_EXE_emel-synth"), &["-", "--preset", "moe"]);
+    assert_eq!(dash.status.code(), Some(2));
+    assert!(text(&dash.stderr).contains("no file"));
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+}
