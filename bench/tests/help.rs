@@ -1,6 +1,7 @@
 //! What the programs say of themselves, and what they refuse to write over.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
 
 const PROGRAMS: [&str; 6] = [
@@ -76,4 +77,29 @@ fn a_model_of_random_weights_does_not_replace_a_model() {
     assert_eq!(dash.status.code(), Some(2));
     assert!(text(&dash.stderr).contains("no file"));
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+}
+
+#[test]
+fn figures_of_the_scripts_do_not_replace_a_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = folder.path().join("model");
+    fs::write(&model, "GGUF and so on").expect("written");
+    let nowhere = folder.path().join("no/figures");
+    for script in ["versus_llama", "stream_limit"] {
+        for (path, told) in [
+            (&model, "this is a model"),
+            (&nowhere, "a folder that is there"),
+        ] {
+            let mut python = Command::new("python3");
+            python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
+            let Ok(output) = python.arg(&model).arg("--json").arg(path).output() else {
+                eprintln!("skipped: there is no python3");
+                return;
+            };
+            assert_eq!(output.status.code(), Some(2), "{output:?}");
+            let message = text(&output.stderr);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+    assert_eq!(fs::read(&model).expect("a model"), b"GGUF and so on");
 }
