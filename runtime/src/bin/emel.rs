@@ -355,7 +355,8 @@ fn tokenizer(model: &Path) -> anyhow::Result<Tokenizer> {
 #[derive(Serialize)]
 struct EvalReport {
     ids: Vec<u32>,
-    mean_nll: f64,
+    /// None where no token follows another.
+    mean_nll: Option<f64>,
     top: Vec<Vec<(u32, f32)>>,
 }
 
@@ -441,7 +442,7 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
     let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
     finish_npy(&mut scores, options.logits.as_deref())?;
     let report = EvalReport {
-        mean_nll: scores.nll / (ids.len() - 1).max(1) as f64,
+        mean_nll: (ids.len() > 1).then(|| scores.nll / (ids.len() - 1) as f64),
         top: std::mem::take(&mut scores.top),
         ids,
     };
@@ -461,14 +462,16 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
         }
         writeln!(output)?;
     }
-    writeln!(
-        output,
-        "{} tokens, {} scored: mean negative log-likelihood {:.6}, perplexity {:.4}",
-        report.ids.len(),
-        report.ids.len() - 1,
-        report.mean_nll,
-        report.mean_nll.exp()
-    )?;
+    match report.mean_nll {
+        Some(mean) => writeln!(
+            output,
+            "{} tokens, {} scored: mean negative log-likelihood {mean:.6}, perplexity {:.4}",
+            report.ids.len(),
+            report.ids.len() - 1,
+            mean.exp()
+        )?,
+        None => writeln!(output, "1 token, which follows none and so has no score")?,
+    }
     cli::print(&output)?;
     Ok(())
 }

@@ -16,6 +16,7 @@ use crate::experts::heat::{self, Heat, HeatError};
 use crate::experts::predictor::Source;
 use crate::experts::replay::{Policy, Replay, Score, Textbook};
 use crate::experts::trace::{Trace, TraceError};
+use crate::whole_file::{end_of_links, file_beside};
 
 /// Options of `emel replay`.
 #[derive(Debug, Args)]
@@ -187,6 +188,9 @@ impl ReplayOptions {
             }
             // Before the work begins; saving looks again.
             heat::check_place(path).map_err(|error| told(path, error))?;
+            end_of_links(path)
+                .and_then(|path| file_beside(&path))
+                .map_err(|error| told(path, HeatError::Write(error)))?;
             let header = trace.header();
             let found = Heat::load(path, header.identity, header.shape);
             if let Err(error @ HeatError::OtherModel) = found {

@@ -4,13 +4,27 @@
 use std::ffi::{OsStr, OsString};
 
 /// Options that are only spelt otherwise.
-const RENAMED: [(&str, &str); 6] = [
+const RENAMED: [(&str, &str); 10] = [
     ("-cnv", "--conversation"),
     ("-no-cnv", "--no-conversation"),
     ("-sys", "--system-prompt"),
     ("-sysf", "--system-prompt-file"),
     ("-st", "--single-turn"),
     ("--n-predict", "--predict"),
+    ("--temperature", "--temp"),
+    ("--top-n-sigma", "--top-nsigma"),
+    ("--typical-p", "--typical"),
+    ("--sampler-seq", "--sampling-seq"),
+];
+
+/// Options that ask for what emel does anyway.
+const ALREADY_SO: [&str; 6] = [
+    "--no-display-prompt",
+    "--no-escape",
+    "--no-warmup",
+    "--simple-io",
+    "--log-disable",
+    "--offline",
 ];
 
 /// Options whose value may look like another option.
@@ -34,7 +48,7 @@ const CACHE_TYPE_DEFAULT: &str = "f16";
 const GPU_LAYERS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
 
 /// Options without a counterpart, and what to do instead.
-const WITHOUT_COUNTERPART: [(&[&str], &str); 6] = [
+const WITHOUT_COUNTERPART: [(&[&str], &str); 12] = [
     (
         &["-b", "--batch-size", "-ub", "--ubatch-size"],
         "emel takes as many tokens of a prompt in a pass as the budget allows, which changes no bit of the result; leave it out",
@@ -58,6 +72,34 @@ const WITHOUT_COUNTERPART: [(&[&str], &str); 6] = [
     (
         &["-hf", "--hf-repo", "-mu", "--model-url"],
         "emel downloads nothing; fetch the file and give its path",
+    ),
+    (
+        &["-e", "--escape"],
+        "a text is taken as it is; have the shell make its line breaks, as in -p $'one\\ntwo'",
+    ),
+    (
+        &["-i", "--interactive", "-if", "--interactive-first"],
+        "-cnv holds a conversation",
+    ),
+    (&["-co", "--color"], "texts have no colours; leave it out"),
+    (
+        &["-v", "--verbose", "--log-verbose"],
+        "--stats tells what an answer costs, and --profile where its time goes",
+    ),
+    (
+        &["-r", "--reverse-prompt"],
+        "an answer ends where the model ends it, or after -n tokens; leave it out",
+    ),
+    (
+        &[
+            "--grammar",
+            "--grammar-file",
+            "-j",
+            "--json-schema",
+            "-jf",
+            "--json-schema-file",
+        ],
+        "emel has no grammars; ask for the form in the prompt",
     ),
 ];
 
@@ -88,6 +130,8 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
             let text = value.is_none().then(take).flatten();
             own.push(argument);
             own.extend(text);
+        } else if is_one_of(&ALREADY_SO) && value.is_none() {
+            // It is so.
         } else if is_one_of(&MODEL) {
             // The model is the argument without a name.
             own.extend(take());
@@ -199,6 +243,10 @@ mod tests {
             ("emel-run -m a.gguf -p b", "emel-run a.gguf -p b"),
             ("emel eval --model=a.gguf -p -m", "emel eval a.gguf -p -m"),
             ("emel-run m -ngl 0 -n 3", "emel-run m -n 3"),
+            (
+                "emel-run m --no-display-prompt --temperature 0 -p --simple-io",
+                "emel-run m --temp 0 -p --simple-io",
+            ),
             ("emel-run m --n-predict 3", "emel-run m --predict 3"),
             ("emel-run m", "emel-run m"),
             ("emel-run -m", "emel-run"),

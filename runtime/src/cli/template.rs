@@ -62,6 +62,13 @@ impl TemplateOptions {
             (Some(text), None) if text.contains("{{") || text.contains("{%") => {
                 Ok(templates.with_source(text)?)
             }
+            (Some(file), None) if !Path::new(file).exists() => Err(Error::Setting {
+                setting: "--chat-template",
+                found: format!("{file}, which is no file here"),
+                expected: "a file, a template or chatml; without it the model's own is used"
+                    .to_owned(),
+            }
+            .into()),
             (Some(file), None) => from_file(Path::new(file)),
             (None, None) => {
                 let model = || path.display().to_string();

@@ -175,6 +175,17 @@ fn a_dash_is_standard_output_after_what_else_goes_there() {
 }
 
 #[test]
+fn a_folder_that_is_not_there_is_told_without_names_that_nobody_gave() {
+    let place = Place::new();
+    let session = "emel-run model.gguf -p a --ram-budget 64M --session";
+    for line in OUTPUTS.map(|(line, _)| line).into_iter().chain([session]) {
+        let output = place.run(&format!("{line} no/such"));
+        let told = refusal(output, 1, &["no/such: cannot write", "No such file"]);
+        assert!(!told.contains(".tmp"), "{told}");
+    }
+}
+
+#[test]
 fn a_trace_on_standard_output_is_nothing_but_the_trace() {
     let place = Place::new();
     for name in ["-", "/dev/stdout"] {

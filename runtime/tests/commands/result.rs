@@ -147,6 +147,13 @@ fn eval_scores_a_text_as_it_scores_its_tokens() {
     let expected = json(emel("eval", &llama(), tokens));
     assert_eq!(json(emel("eval", &llama(), text)), expected);
     assert_eq!(json(emel("eval", &llama(), option)), expected);
+    let single = json(emel("eval", &llama(), ["--tokens", "5", "--json"]));
+    assert!(single["mean_nll"].is_null(), "{single}");
+    let told = result(emel("eval", &llama(), ["--tokens", "5"]));
+    assert!(
+        told.contains("1 token,") && !told.contains("perplexity"),
+        "{told}"
+    );
     let told = result(emel("eval", &llama(), ["-p", "hello"]));
     assert!(told.contains("4 tokens, 3 scored: mean"), "{told}");
 }
