@@ -73,6 +73,26 @@ fn a_model_of_random_weights_does_not_replace_a_model() {
     // What is no model gives way, as with other programs.
     fs::write(&path, "notes").expect("written");
     assert!(write().status.success());
+    let fifo = folder.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    for taken in [fifo.as_path(), folder.path()] {
+        let taken = taken.to_str().expect("UTF-8");
+        let refused = run(
+            env!("CARGO_BIN_EXE_emel-synth"),
+            &[taken, "--preset", "moe"],
+        );
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains("no regular file"));
+    }
+    assert!(!fifo.is_file() && fifo.exists());
+    fs::remove_file(fifo).expect("removed");
+    // Where a link leads to a place, the model goes there.
+    fs::remove_file(&path).expect("removed");
+    let kept = folder.path().join("kept");
+    std::os::unix::fs::symlink(&kept, &path).expect("linked");
+    assert!(write().status.success());
+    assert!(path.is_symlink() && kept.is_file());
+    fs::remove_file(&kept).expect("removed");
     let dash = run(env!("CARGO_BIN_EXE_emel-synth"), &["-", "--preset", "moe"]);
     assert_eq!(dash.status.code(), Some(2));
     assert!(text(&dash.stderr).contains("no file"));

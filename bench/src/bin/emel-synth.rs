@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::anyhow;
 use clap::{Parser, ValueEnum};
 use emel::cli;
-use emel::cli::named_files::{OutputKind, is_no_file, refuse_kept};
+use emel::cli::named_files::{is_no_file, place_of_model};
 use emel_bench::options::format;
 use emel_bench::synth::{Architecture, Experts, Routing, Synth};
 use emel_kernels::Format;
@@ -164,7 +164,7 @@ fn write(options: &Options) -> anyhow::Result<()> {
     if path == Path::new("-") {
         return Err(is_no_file("OUTPUT").into());
     }
-    refuse_kept(path, OutputKind::Model)?;
+    let path = &place_of_model(path)?;
     // Under its own name only once it is whole.
     let partial = path.with_extension("gguf.partial");
     let bytes = model

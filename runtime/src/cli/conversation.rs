@@ -174,7 +174,11 @@ pub async fn run(
         }
     }
     if unanswered > 0 && !input.is_terminal() {
-        bail!("{unanswered} messages were not answered; the lines above say why");
+        let messages = match unanswered {
+            1 => "a message was".to_owned(),
+            many => format!("{many} messages were"),
+        };
+        bail!("{messages} not answered; the lines above say why");
     }
     Ok(())
 }

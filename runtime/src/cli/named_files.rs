@@ -7,7 +7,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 use super::output::{OutputFile, create_output, is_standard_output};
 use crate::blueprint::Blueprint;
@@ -170,11 +170,26 @@ impl NamedFiles {
     }
 }
 
+/// The place of a new model, where the links at `path` lead. A file that is no model gives way.
+///
+/// # Errors
+/// When there is a model already, or what no file takes the place of.
+pub fn place_of_model(path: &Path) -> anyhow::Result<PathBuf> {
+    if path.exists() && !path.is_file() {
+        bail!(
+            "{}: this is no regular file, expected one, or nothing, where the model is to be; choose another name",
+            path.display()
+        );
+    }
+    refuse_kept(path, OutputKind::Model)?;
+    end_of_links(path).with_context(|| path.display().to_string())
+}
+
 /// Refuses to replace a file that is not easily had again, as its first bytes tell.
 ///
 /// # Errors
 /// When it is such a file.
-pub fn refuse_kept(path: &Path, kind: OutputKind) -> anyhow::Result<()> {
+fn refuse_kept(path: &Path, kind: OutputKind) -> anyhow::Result<()> {
     // A FIFO would be waited for.
     if !path.is_file() {
         return Ok(());
