@@ -9,7 +9,7 @@
 # The first measures emel and llama.cpp in turns, each run in a cgroup of its own, and
 # writes a report; `bench/capped.sh --help-sweep` tells all options. The second runs
 # COMMAND and says what it used; --report writes that as JSON, and --files keeps the
-# cgroup's own files.
+# cgroup's own files in a folder, which it makes.
 #
 # SIZE is bytes, or a number with K, M or G (powers of 1024), or `none` for no cap, or,
 # for a model, a percentage of its file. The page cache of the files that COMMAND reads
@@ -313,26 +313,27 @@ clean_up() {
   if [[ $via == systemd ]]; then
     drop_scope
   else
-    remove_group
+    remove_groups
   fi
   rm -rf "$scope_notes"
 }
 
-# Ends what is left of the group and removes it.
-remove_group() {
-  [[ -n $group ]] || return 0
+# Ends what is left of the groups and removes them. A process may be in one of them alone.
+remove_groups() {
   local pid
   for _ in {1..50}; do
     while read -r pid; do
       kill -KILL "$pid" 2>/dev/null || true
-    done < <(get cgroup.procs)
+    done < <(cat ${group:+"$group/cgroup.procs"} ${io_group:+"$io_group/cgroup.procs"} \
+      </dev/null 2>/dev/null)
     # Page cache left behind would warm the next run.
-    [[ $version != 1 ]] || put 0 memory.force_empty || true
-    [[ -z $io_group ]] || rmdir "$io_group" 2>/dev/null || true
-    rmdir "$group" 2>/dev/null && return
+    [[ $version != 1 || -z $group ]] || put 0 memory.force_empty || true
+    [[ -z $group ]] || ! rmdir "$group" 2>/dev/null || group=''
+    [[ -z $io_group ]] || ! rmdir "$io_group" 2>/dev/null || io_group=''
+    [[ -n $group$io_group ]] || return 0
     sleep 0.1
   done
-  echo "capped.sh: cannot remove $group; remove it with rmdir" >&2
+  echo "capped.sh: cannot remove $group $io_group; remove with rmdir" >&2
 }
 
 # Waits for the command; a signal of ours gives it five seconds to end by itself.
@@ -520,9 +521,12 @@ size='' command=() manager=() status=0
 parse "$@"
 check_size
 ((${#command[@]} > 0)) || fail 'no command; put it after --'
-[[ -z $files || -d $files ]] || fail "--files $files: expected a folder that is there"
 [[ -z $report || -w $report || -w $(dirname -- "$report") ]] ||
   fail "--report $report: cannot be written; check the folder and its permissions"
+[[ ! -f $report || $(head -c 4 -- "$report" 2>/dev/null | tr -d '\0') != GGUF ]] ||
+  fail "--report $report: this is a model, expected another file; choose another name"
+[[ -z $files ]] || mkdir -p -- "$files" 2>/dev/null ||
+  fail "--files $files: the folder cannot be made; check the path and its permissions"
 
 if [[ -n $inside ]]; then
   run_inside_scope "${command[@]}"

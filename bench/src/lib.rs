@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod capped;
+pub mod options;
 pub mod synth;
 pub mod usage;

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use emel_tests::signals::undo_ignored;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -146,9 +147,9 @@ fn wrong_arguments_are_named() {
         "unknown argument --fast",
     );
     check_refused(
-        &capped(&[size, "--files", "/no/such"]),
+        &capped(&[size, "--files", "/proc/no/such"]),
         Some(1),
-        "--files /no/such",
+        "--files /proc/no/such: the folder cannot be made",
     );
     check_refused(
         &capped(&[size, "--report", "/no/such/report"]),
@@ -175,7 +176,71 @@ fn without_a_cap_a_command_runs_only_if_that_is_asked_for_and_it_is_said() {
 }
 
 #[test]
+fn a_report_does_not_replace_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    fs::write(&model, b"GGUF\x03\0\0\0").unwrap();
+    for size in ["--memory-max=none", "--memory-max=64M"] {
+        let output = capped(&[size, "--report", model.to_str().unwrap()]);
+        check_refused(&output, Some(1), "this is a model");
+    }
+    assert_eq!(fs::read(&model).unwrap(), b"GGUF\x03\0\0\0");
+}
+
+/// Folders of cgroups that a script of this process id has made.
+fn groups_of(script: u32) -> Vec<PathBuf> {
+    let names = ["emel-capped", "emel-capped-io"].map(|name| format!("{name}-{script}"));
+    let mut folders = vec![PathBuf::from("/sys/fs/cgroup")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        // A group may go while it is looked at.
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(entry.path());
+                if names.iter().any(|name| entry.file_name() == name.as_str()) {
+                    found.push(entry.path());
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn no_group_is_left_behind_by_a_process_that_has_left_one_of_them() {
+    let memory = Path::new("/sys/fs/cgroup/memory/cgroup.procs");
+    if !memory.exists() || !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: it takes root and version 1 to leave the memory group alone");
+        return;
+    }
+    let leaving = format!(
+        "sleep 1000 >&- 2>&- & echo $! >{}; echo $!",
+        memory.display()
+    );
+    let mut command = Command::new(script());
+    command.args(["--memory-max=64M", "--via", "cgroup1", "--", "bash", "-c"]);
+    let command = command.arg(leaving).stdout(Stdio::piped());
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let script = child.id();
+    let ended = child.wait_with_output().unwrap();
+    if ended.status.code() == NO_CGROUP {
+        eprintln!("skipped: {}", said(&ended));
+        return;
+    }
+    assert!(ended.status.success(), "{}", said(&ended));
+    let left = groups_of(script);
+    // Where version 1 has no accounting of drives, it is the test's to end.
+    let sleeping = String::from_utf8_lossy(&ended.stdout)
+        .trim()
+        .parse()
+        .unwrap();
+    let _ = kill(Pid::from_raw(sleeping), Signal::SIGKILL);
+    assert!(left.is_empty(), "{left:?}: {}", said(&ended));
+}
+
+#[test]
 fn a_signal_ends_the_command_too() {
+    undo_ignored();
     let sizes = if can_cap() {
         &["none", "64M"][..]
     } else {
@@ -189,6 +254,7 @@ fn a_signal_ends_the_command_too() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        let script_id = child.id();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut command = String::new();
         output.read_line(&mut command).unwrap();
@@ -197,6 +263,8 @@ fn a_signal_ends_the_command_too() {
         assert_eq!(ended.status.code(), Some(143), "{}", said(&ended));
         let command = Pid::from_raw(command.trim().parse().unwrap());
         assert!(kill(command, None).is_err(), "{size}: it goes on");
+        let left = groups_of(script_id);
+        assert!(left.is_empty(), "{size}: {left:?}");
     }
 }
 
@@ -331,8 +399,10 @@ fn a_kill_is_reported_from_outside_with_the_groups_files() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (files, report) = (folder.path().join("files"), folder.path().join("report"));
-    fs::create_dir(&files).unwrap();
+    let (files, report) = (
+        folder.path().join("its/files"),
+        folder.path().join("report"),
+    );
     let mut command = Command::new(script());
     command.arg("--memory-max=32M").arg("--files").arg(&files);
     command.arg("--report").arg(&report);

@@ -7,10 +7,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use emel_bench::synth::{Architecture, Routing, Synth};
 use emel_kernels::Format;
+use emel_tests::signals::undo_ignored;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -227,6 +231,38 @@ fn without_llama_the_other_lanes_run_and_a_line_says_so() {
     }
     assert_eq!(cap["ratios"].as_array().unwrap().len(), 1);
     assert_eq!(cap["ratios"][0]["to"], "mmap");
+}
+
+#[test]
+fn a_signal_to_the_sweep_alone_ends_the_lane_too() {
+    undo_ignored();
+    let (folder, model) = with_model();
+    let started = folder.path().join("started");
+    // It prints nothing, and would go on for long.
+    let silent = LLAMA.replace(
+        "*'\"repack\":true'*) exec tail /dev/zero ;;\n  *)",
+        "*) echo $$ >\"${0%/*}/begun\"; mv \"${0%/*}/begun\" \"${0%/*}/started\"; exec sleep 1000\n ",
+    );
+    let python = script(folder.path(), &silent);
+    let mut sweep = Command::new(env!("CARGO_BIN_EXE_capped-sweep"));
+    let capper = Path::new(env!("CARGO_MANIFEST_DIR")).join("capped.sh");
+    sweep.arg("--capper").arg(capper);
+    sweep.arg("--out").arg(folder.path().join("report"));
+    sweep.args(["--memory-max=none", "--lanes=llama", "--llama-python"]);
+    sweep.arg(&python).arg("--model").arg(&model);
+    let sweep = sweep.env("XDG_CACHE_HOME", folder.path());
+    let mut child = sweep.stderr(Stdio::piped()).spawn().unwrap();
+    while !started.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let told = said(&ended);
+    assert_eq!(ended.status.code(), Some(143), "{told}");
+    assert!(told.ends_with("error: ended by SIGTERM\n"), "{told}");
+    let lane = fs::read_to_string(started).unwrap().trim().parse().unwrap();
+    assert!(kill(Pid::from_raw(lane), None).is_err(), "it goes on");
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn an_unknown_format_is_refused_with_those_that_are_known() {
         .expect("the binary starts");
     let message = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{message}");
-    for part in ["\"FOO\" is no weight format", "Q4_K", "IQ4_XS", "MXFP4"] {
+    for part in ["'FOO'", "expected one of F32, ", "Q4_K", "IQ4_XS", "MXFP4"] {
         assert!(message.contains(part), "no {part} in: {message}");
     }
     assert!(output.stdout.is_empty());
@@ -23,10 +23,25 @@ fn unknown_kernels_are_refused_with_those_that_are_there() {
         .output()
         .expect("the binary starts");
     let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(
         message.starts_with("error: EMEL_KERNELS=abacus: "),
         "{message}"
     );
     assert!(message.contains("scalar"), "{message}");
+}
+
+#[test]
+fn a_number_of_threads_that_is_none_is_refused() {
+    for threads in ["0", "many", "-1", "2000"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_kernel-speed"))
+            .env("EMEL_THREADS", threads)
+            .arg("F32")
+            .output()
+            .expect("the binary starts");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        let told = format!("error: EMEL_THREADS={threads}: expected 1 to 1024");
+        assert!(message.starts_with(&told), "{message}");
+    }
 }

@@ -7,6 +7,7 @@ pub mod experts;
 pub mod info;
 pub mod interrupt;
 pub mod lossy;
+pub mod named_files;
 pub mod output;
 pub mod profile;
 pub mod render;
@@ -80,7 +81,7 @@ pub struct ModelOptions {
     #[arg(long, conflicts_with = "io")]
     pub no_mmap: bool,
 
-    /// How keys and values are kept
+    /// How keys and values are kept [also: -ctk with -ctv of the same type]
     #[arg(long, value_enum, default_value_t = KvName::F16)]
     pub kv: KvName,
 }

@@ -102,6 +102,7 @@ pub(crate) fn usage(
         decode_tokens_per_second: rate(counts.passes, after_first.time),
         first_token_ms: milliseconds(first_token),
         bytes_read: total.costs.bytes_read,
+        bytes_read_since_open: meter.costs.bytes_read + total.costs.bytes_read,
         retries: total.costs.retries,
         streamed_bytes_per_token: after_first
             .costs

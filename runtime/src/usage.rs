@@ -23,8 +23,11 @@ pub struct Usage {
     pub decode_tokens_per_second: f64,
     /// From the request's start to its first token.
     pub first_token_ms: f64,
-    /// Bytes read from the drive for the request; before it, pinned weights were.
+    /// Bytes read from the drive for the request.
     pub bytes_read: u64,
+    /// Bytes read since the engine was opened: to load what stays in memory, for this request
+    /// and for those before it.
+    pub bytes_read_since_open: u64,
     /// Calls for these bytes that had to follow a short read or an error that passed.
     pub retries: u64,
     /// Bytes read per token after the first, on average.

@@ -25,7 +25,8 @@ impl WholeFile {
         let path = end_of_links(path)?;
         let file = tempfile::Builder::new()
             .permissions(Permissions::from_mode(mode))
-            .tempfile_in(folder_of(&path))?;
+            .tempfile_in(folder_of(&path));
+        let file = file.map_err(without_path)?;
         Ok(Self { file, path })
     }
 
@@ -88,11 +89,18 @@ pub(crate) fn end_of_links(path: &Path) -> io::Result<PathBuf> {
 
 /// A new file in the folder of `path`, which is gone again unless it is kept.
 pub(crate) fn file_beside(path: &Path) -> io::Result<NamedTempFile> {
-    NamedTempFile::new_in(folder_of(path))
+    NamedTempFile::new_in(folder_of(path)).map_err(without_path)
+}
+
+/// An error without the name of a file that nobody has asked for.
+fn without_path(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    let reason = text.split(" at path ").next().unwrap_or_default();
+    io::Error::new(error.kind(), reason)
 }
 
 /// The folder that a path is in.
-fn folder_of(path: &Path) -> &Path {
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

@@ -8,3 +8,4 @@ pub mod forward;
 pub mod gguf_writer;
 pub mod routing;
 pub mod run;
+pub mod signals;

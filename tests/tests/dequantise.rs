@@ -125,3 +125,18 @@ fn a_bad_input_leaves_no_output() {
     assert!(String::from_utf8_lossy(&done.stderr).contains("not a GGUF file"));
     assert!(!output.exists());
 }
+
+#[test]
+fn no_model_is_replaced_by_the_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.gguf");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/arch/llama.gguf");
+    fs::copy(&fixture, &model).unwrap();
+    for input in [&fixture, &model] {
+        let done = dequantise(input, &model);
+        assert!(!done.status.success());
+        let told = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(told.contains("this is a model"), "{told}");
+    }
+    assert!(fs::read(&model).unwrap() == fs::read(&fixture).unwrap());
+}

@@ -10,6 +10,7 @@ use emel::Engine;
 use emel::blueprint::Blueprint;
 use emel::cli::{self, ModelOptions};
 use emel_bench::capped::lane::{Answer, Event, Mark};
+use emel_bench::options::PromptOptions;
 use emel_bench::usage::request;
 use emel_systemd::Memory;
 
@@ -20,26 +21,21 @@ struct Options {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// Token ids of the prompt
-    #[arg(long, value_name = "ID,…", value_delimiter = ',', required = true)]
-    ids: Vec<u32>,
+    #[command(flatten)]
+    prompt: PromptOptions,
 
     /// Tokens to answer with, the first included
     #[arg(long, value_name = "N", default_value_t = 32)]
     tokens: usize,
-
-    /// Temperature at which tokens are drawn; 0 takes the likeliest
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    temp: f32,
 }
 
 fn main() -> ExitCode {
-    cli::run(run(cli::parse()))
+    cli::run(run(cli::parse_with_llama_spellings()))
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
-    settings.context = Some(options.ids.len() + options.tokens + 1);
+    settings.context = Some(options.prompt.ids.len() + options.tokens + 1);
     let started = Instant::now();
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     blueprint.check_memory()?;
@@ -48,7 +44,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let load_seconds = started.elapsed().as_secs_f64();
     mark(Event::Loaded, None)?;
 
-    let request = request(&options.ids, options.tokens, options.temp);
+    let request = request(&options.prompt.ids, options.tokens, options.prompt.temp);
     let mut before = Instant::now();
     let mut seconds_since_last = || {
         let now = Instant::now();

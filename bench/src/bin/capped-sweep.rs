@@ -1,19 +1,24 @@
 //! `bench/capped.sh --memory-max=SIZE …`: emel and llama.cpp in turns on one model, each run
 //! in a memory cgroup of its own, and a report of it.
 
+use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use emel::cli::{self, tell};
+use emel::cli::interrupt::Interrupts;
+use emel::cli::{self, Interrupted, Kept, tell};
 use emel_bench::capped::cap::Cap;
 use emel_bench::capped::drive::{Drive, curve, evict_all};
 use emel_bench::capped::environment::Environment;
-use emel_bench::capped::lane::{Lane, Task};
+use emel_bench::capped::lane::{Lane, Task, Variant};
 use emel_bench::capped::report::{CapReport, Report, Settings};
 use emel_bench::capped::run::{NO_CGROUP, NoCgroup, Runner};
 use emel_bench::capped::sweep::{Lanes, SizedCap, Subject, run_cap};
+use emel_bench::capped::under_way::UnderWay;
+use emel_bench::options::temperature;
 use emel_systemd::Memory;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -25,12 +30,15 @@ const SWEEP: [Cap; 4] = [
     Cap::Percent(75.0),
     Cap::Percent(90.0),
 ];
+/// The script finds the program, or builds it.
+const USAGE: &str = "bench/capped.sh [--memory-max=SIZE] [--model FILE] [OPTIONS]\n       \
+                     capped-sweep --capper bench/capped.sh [OPTIONS]";
 const SPEED_PLOT: &str = "speed.svg";
 const BYTES_PLOT: &str = "bytes.svg";
 
 /// Runs emel and llama.cpp in turns on one model in capped memory, and writes a report
 #[derive(Debug, Parser)]
-#[command(name = "capped.sh", version)]
+#[command(name = "capped.sh", version, override_usage = USAGE)]
 struct Options {
     /// The cap: bytes, 900M, 8G (powers of 1024), NN% of the model's files, or none
     #[arg(long, value_name = "SIZE")]
@@ -88,7 +96,7 @@ struct Options {
     #[arg(long, value_name = "T", default_value = "0", value_parser = temperature)]
     temp: f32,
 
-    /// Of the random ids of the prompt
+    /// Seed of the random ids of the prompt
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
@@ -100,8 +108,8 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     llama_python: Option<PathBuf>,
 
-    /// The script that caps
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// The script that caps; bench/capped.sh names itself
+    #[arg(long, value_name = "FILE")]
     capper: PathBuf,
 }
 
@@ -113,12 +121,6 @@ fn margin(text: &str) -> Result<u64, String> {
         Ok(Cap::Bytes(bytes)) => Ok(bytes),
         _ => Err("expected bytes, or a number with K, M or G".to_owned()),
     }
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    let number = text.parse().ok();
-    let number = number.filter(|it: &f32| it.is_finite() && *it >= 0.0);
-    number.ok_or_else(|| "expected a number of 0 and more".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -156,7 +158,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let lanes = Lanes::find(&options.lanes, &runner)?;
     evict_all(&subject.files)?;
     let curve = curve(&model, &subject.files).await;
-    let mut report = Report {
+    let report = Report {
         emel: env!("CARGO_PKG_VERSION"),
         llama: lanes.llama,
         model: subject.model,
@@ -165,16 +167,53 @@ async fn run(options: Options) -> anyhow::Result<()> {
         skipped: lanes.skipped,
         caps: Vec::new(),
     };
+    let told = format!("the report is in {}", out.display());
+    let turns = options.runs.into();
+    let under_way = runner.under_way.clone();
+    let sweep = move || run_caps(&runner, &lanes.variants, turns, &caps, report, &out);
+    or_signal(&under_way, sweep).await?;
+    tell(&told);
+    Ok(())
+}
+
+/// Runs all caps, and writes what is known after each.
+fn run_caps(
+    runner: &Runner,
+    variants: &[Variant],
+    turns: usize,
+    caps: &[SizedCap],
+    mut report: Report,
+    out: &Path,
+) -> anyhow::Result<()> {
     for cap in caps {
-        let lanes = run_cap(&runner, &lanes.variants, options.runs.into(), &cap)?;
+        let lanes = run_cap(runner, variants, turns, cap)?;
         let drive = report.environment.drive_bytes_per_second();
-        let cap = CapReport::new(&cap, lanes, &report.model, drive);
+        let cap = CapReport::new(cap, lanes, &report.model, drive);
         report.caps.push(cap);
         // What there is, should a later cap be interrupted.
-        write(&report, &out)?;
+        write(&report, out)?;
     }
-    tell(&format!("the report is in {}", out.display()));
     Ok(())
+}
+
+/// What the sweep comes to. A signal ends the run that is under way first, and then the sweep.
+async fn or_signal(
+    under_way: &UnderWay,
+    sweep: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> anyhow::Result<()> {
+    let mut interrupts = Interrupts::listen().context("cannot be told of signals (Ctrl-C)")?;
+    let mut sweep = tokio::task::spawn_blocking(sweep);
+    let done = interrupts.or(|context| Pin::new(&mut sweep).poll(context));
+    match done.await {
+        Ok(done) => done.context("the sweep has failed")?,
+        Err(signal) => {
+            under_way.end();
+            // Whatever it comes to: it was ended.
+            let _ = Interrupts::or_exit(Some(&mut interrupts), sweep).await;
+            let kept = Kept::NoSession;
+            Err(Interrupted { signal, kept }.into())
+        }
+    }
 }
 
 fn write(report: &Report, out: &Path) -> anyhow::Result<()> {
@@ -227,6 +266,7 @@ impl Options {
             files: subject.files.clone(),
             timeout_seconds: self.timeout,
             drive: Drive::of(model),
+            under_way: UnderWay::default(),
         })
     }
 

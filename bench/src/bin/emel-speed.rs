@@ -21,7 +21,8 @@ struct Options {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// Token ids; a prompt is as many from the front as it is long
+    /// Token ids, at least 32 and as many as the longest prompt; a prompt is as many from the
+    /// front as it is long
     #[arg(long, value_name = "ID,…", value_delimiter = ',', required = true)]
     ids: Vec<u32>,
 
@@ -34,13 +35,13 @@ struct Options {
     )]
     prompt_tokens: Vec<usize>,
 
-    /// Tokens to decode
+    /// Tokens to decode after a prompt of 32
     #[arg(long, value_name = "N", default_value_t = 64)]
     decode_tokens: usize,
 }
 
 fn main() -> ExitCode {
-    cli::run(run(cli::parse()))
+    cli::run(run(cli::parse_with_llama_spellings()))
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {

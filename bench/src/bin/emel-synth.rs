@@ -1,12 +1,14 @@
 //! `emel-synth OUT.gguf`: a model of random weights, to measure speed with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::anyhow;
 use clap::{Parser, ValueEnum};
 use emel::cli;
+use emel::cli::named_files::{is_no_file, place_of_model};
+use emel_bench::options::format;
 use emel_bench::synth::{Architecture, Experts, Routing, Synth};
 use emel_kernels::Format;
 
@@ -14,7 +16,7 @@ use emel_kernels::Format;
 #[derive(Debug, Parser)]
 #[command(name = "emel-synth", version)]
 struct Options {
-    /// The file to write
+    /// The file to write; a model that is there already is not replaced
     output: PathBuf,
 
     /// A shape to start from; options below change it
@@ -65,7 +67,7 @@ struct Options {
     #[arg(long, value_name = "N", value_parser = size)]
     expert_feed_forward: Option<usize>,
 
-    /// Type of the matrices
+    /// Type of the matrices, as Q8_0 or f16
     #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K", value_parser = format)]
     format: Format,
 
@@ -159,6 +161,10 @@ fn write(options: &Options) -> anyhow::Result<()> {
     let start = Instant::now();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let path = &options.output;
+    if path == Path::new("-") {
+        return Err(is_no_file("OUTPUT").into());
+    }
+    let path = &place_of_model(path)?;
     // Under its own name only once it is whole.
     let partial = path.with_extension("gguf.partial");
     let bytes = model
@@ -241,16 +247,4 @@ fn size(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|size| (1..=1 << 20).contains(size))
         .ok_or_else(|| "expected a number from 1 to 1048576".to_owned())
-}
-
-fn format(name: &str) -> Result<Format, String> {
-    let known = Format::ALL.iter();
-    known
-        .clone()
-        .copied()
-        .find(|format| format.name().eq_ignore_ascii_case(name))
-        .ok_or_else(|| {
-            let names: Vec<_> = known.map(|format| format.name()).collect();
-            format!("expected one of {}", names.join(", "))
-        })
 }

@@ -1,18 +1,18 @@
-//! What the kernels reach of this machine: one line per weight format.
+//! `kernel-speed [FORMAT…]`: what the kernels reach of this machine, a line per weight format.
 //!
 //! `decode` multiplies a matrix far larger than the caches by one token; beside it, in turns, a
 //! probe reads the same bytes with the same threads and only adds them up. The last column of the
 //! two is the kernel's share of that bandwidth. `prefill` multiplies a matrix by 512 tokens and is
 //! bound by arithmetic: multiplications per second, in billions.
-//!
-//! ```text
-//! kernel-speed [FORMAT…]        EMEL_THREADS (default 2), EMEL_KERNELS
-//! ```
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use anyhow::Context;
+use clap::Parser;
+use emel::cli;
+use emel_bench::options::format;
 use emel_kernels::{
     ActivationFormat, Activations, Format, Kernels, Matrix, OutputView, Pool, Product,
     Q8Activations,
@@ -23,33 +23,39 @@ const DECODE_BYTES: usize = 384 << 20;
 const PREFILL_ROWS: usize = 2048;
 const PREFILL_TOKENS: usize = 512;
 const ROUNDS: usize = 7;
+/// What the help ends with.
+const ENVIRONMENT: &str = "EMEL_KERNELS=scalar|avx2|avxvnni|avx512 chooses the kernels; without it, the fastest that \
+     the machine has.";
+
+/// Prints how fast the kernels go through weights, a line for each format: for a token (decode)
+/// beside a probe that only reads them, and for 512 tokens (prefill)
+#[derive(Debug, Parser)]
+#[command(name = "kernel-speed", version, after_help = ENVIRONMENT)]
+struct Options {
+    /// Weight formats, as Q4_K or f16 [default: all]
+    #[arg(value_name = "FORMAT", value_parser = format)]
+    formats: Vec<Format>,
+
+    /// Threads that compute [default: EMEL_THREADS, or 2]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
 
 fn main() -> ExitCode {
-    let names: Vec<String> = std::env::args().skip(1).collect();
-    let of_name = |name: &str| Format::ALL.iter().find(|format| format.name() == name);
-    if let Some(unknown) = names.iter().find(|name| of_name(name).is_none()) {
-        let known: Vec<&str> = Format::ALL.iter().map(|format| format.name()).collect();
-        return refuse(&format!(
-            "{unknown:?} is no weight format, expected any of {}",
-            known.join(", ")
-        ));
-    }
-    let kernels = match Kernels::from_environment() {
-        Ok(kernels) => kernels,
-        Err(error) => return refuse(&error.to_string()),
-    };
-    let threads = std::env::var("EMEL_THREADS")
-        .ok()
-        .and_then(|threads| threads.parse().ok())
-        .unwrap_or(2);
-    let pool = Pool::new(threads, true).expect("threads for the pool");
-    println!(
-        "{} kernels, {threads} threads, {COLUMNS} columns",
+    cli::run(async { measure(&cli::parse()) })
+}
+
+fn measure(options: &Options) -> anyhow::Result<()> {
+    let kernels = Kernels::from_environment()?;
+    let threads = threads(options)?;
+    let pool = Pool::new(threads, true)?;
+    cli::print(&format!(
+        "{} kernels, {threads} threads, {COLUMNS} columns\n\
+         format    decode GB/s  probe GB/s  share   prefill GMAC/s\n",
         kernels.name()
-    );
-    println!("format    decode GB/s  probe GB/s  share   prefill GMAC/s");
+    ))?;
     for &format in Format::ALL {
-        if names.is_empty() || names.iter().any(|name| name == format.name()) {
+        if options.formats.is_empty() || options.formats.contains(&format) {
             let bench = Bench {
                 kernels,
                 pool: &pool,
@@ -57,19 +63,28 @@ fn main() -> ExitCode {
             };
             let (decode, probe) = bench.decode();
             let prefill = bench.prefill();
-            println!(
-                "{:<9} {decode:>11.1} {probe:>11.1} {:>6.0}% {prefill:>13.0}",
+            cli::print(&format!(
+                "{:<9} {decode:>11.1} {probe:>11.1} {:>6.0}% {prefill:>13.0}\n",
                 format.name(),
                 100.0 * decode / probe,
-            );
+            ))?;
         }
     }
-    ExitCode::SUCCESS
+    Ok(())
 }
 
-fn refuse(message: &str) -> ExitCode {
-    eprintln!("error: {message}");
-    ExitCode::from(2)
+/// The threads that are asked for, as an option or in the environment.
+fn threads(options: &Options) -> anyhow::Result<usize> {
+    if let Some(threads) = options.threads {
+        return Ok(threads.into());
+    }
+    let Ok(text) = std::env::var("EMEL_THREADS") else {
+        return Ok(2);
+    };
+    let threads = text.parse().ok();
+    threads
+        .filter(|threads| (1..=1024).contains(threads))
+        .with_context(|| format!("EMEL_THREADS={text}: expected 1 to 1024 threads"))
 }
 
 struct Bench<'a> {

@@ -11,6 +11,7 @@ use emel::blueprint::Blueprint;
 use emel::cli::drive::streaming_reader;
 use emel::cli::{self, ModelOptions};
 use emel::{Engine, Usage};
+use emel_bench::options::PromptOptions;
 use emel_bench::usage::usage;
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::{Pass, Weights};
@@ -26,17 +27,12 @@ struct Options {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// Token ids of the prompt
-    #[arg(long, value_name = "ID,…", value_delimiter = ',', required = true)]
-    ids: Vec<u32>,
+    #[command(flatten)]
+    prompt: PromptOptions,
 
     /// Tokens to decode after the prompt; 0 times the prompt alone
     #[arg(long, value_name = "N", default_value_t = 32)]
     decode_tokens: usize,
-
-    /// Temperature at which tokens are drawn; 0 takes the likeliest
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
-    temp: f32,
 
     /// Passes in which the same plan is read through the same ring and nothing is computed; a
     /// mixture of experts whose experts stream has none
@@ -45,13 +41,14 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    cli::run(run(cli::parse()))
+    cli::run(run(cli::parse_with_llama_spellings()))
 }
 
 async fn run(options: Options) -> anyhow::Result<()> {
     let blueprint = || {
         let mut settings = options.model.settings();
-        settings.context = Some(options.ids.len() + WARM_UP_TOKENS + options.decode_tokens + 1);
+        settings.context =
+            Some(options.prompt.ids.len() + WARM_UP_TOKENS + options.decode_tokens + 1);
         Blueprint::new(&options.model.model, settings)
     };
     let planned = blueprint()?;
@@ -109,8 +106,8 @@ async fn read(blueprint: &Blueprint, passes: usize) -> anyhow::Result<Value> {
 
 /// The usage of reading the prompt, with a first token, and that of tokens after it.
 async fn compute(engine: &Engine, options: &Options) -> anyhow::Result<(Usage, Option<Usage>)> {
-    let ids = &options.ids;
-    let answer = |ids, tokens| usage(engine, ids, tokens, options.temp);
+    let PromptOptions { ids, temp } = &options.prompt;
+    let answer = |ids, tokens| usage(engine, ids, tokens, *temp);
     // Another beginning, so that the prompt is not resumed.
     let other = [(ids[0] + 1) % engine.description().vocabulary as u32];
     answer(&other, WARM_UP_TOKENS).await?;

@@ -15,3 +15,4 @@ pub mod plot;
 pub mod report;
 pub mod run;
 pub mod sweep;
+pub mod under_way;

@@ -14,6 +14,7 @@ use super::group::GroupUsage;
 use super::lane::{Answer, Event, Mark, Task, Variant};
 use super::report::{CachedBefore, Figures, Outcome};
 use super::sweep::SizedCap;
+use super::under_way::UnderWay;
 
 /// The status of `capped.sh` where no cgroup can be made.
 pub const NO_CGROUP: i32 = 77;
@@ -48,6 +49,8 @@ pub struct Runner {
     pub timeout_seconds: u64,
     /// The drive, where it keeps count.
     pub drive: Option<Drive>,
+    /// The run that is made, for whoever is to end it.
+    pub under_way: UnderWay,
 }
 
 /// What `capped.sh` says of a run.
@@ -109,10 +112,16 @@ impl Runner {
 
         let cached_before = evict_all(&self.files)?;
         free_memory::touch(cap.bytes.unwrap_or_else(|| self.model_bytes()));
-        let mut child = command.spawn().context("cannot run timeout (coreutils)")?;
-        let stdout = child.stdout.take().context("the lane has no output")?;
+        let mut stdout = None;
+        self.under_way.begin(|| {
+            let spawned = command.spawn();
+            let mut child = spawned.context("cannot run timeout (coreutils)")?;
+            stdout = child.stdout.take();
+            Ok(child)
+        })?;
+        let stdout = stdout.context("the lane has no output")?;
         let marks = self.listen(BufReader::new(stdout));
-        let status = child.wait()?;
+        let status = self.under_way.wait()?;
 
         let report = read_report(&report)?;
         let group = match (&report, cap.bytes) {

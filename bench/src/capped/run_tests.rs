@@ -68,6 +68,7 @@ fn runner(capper: &str, lane: &str) -> (TempDir, Runner) {
         },
         timeout_seconds: 60,
         drive: None,
+        under_way: UnderWay::default(),
     };
     (folder, runner)
 }

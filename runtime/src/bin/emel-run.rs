@@ -1,7 +1,6 @@
 //! `emel-run`: continues a text, or holds a conversation.
 
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,6 +12,7 @@ use emel::cli::conversation::{self, ConversationOptions};
 use emel::cli::experts::ExpertOptions;
 use emel::cli::interrupt::{EndSignal, Event, Interrupts};
 use emel::cli::lossy::LossyOptions;
+use emel::cli::named_files::{NamedFiles, OutputKind};
 use emel::cli::output::OutputFile;
 use emel::cli::profile::ProfileFile;
 use emel::cli::sampling::SamplingOptions;
@@ -20,11 +20,22 @@ use emel::cli::{self, Interrupted, Kept, ModelOptions, TextSource};
 use emel::{ExpertUsage, Prompt, Request, Spent, TokenStream, Usage};
 use serde::Serialize;
 
+/// What the help ends with.
+const EXAMPLES: &str = r#"Examples:
+  emel-run MODEL.gguf --ram-budget 8G -p "Once upon a time" -n 200
+  emel-run MODEL.gguf -cnv -sys "Be brief."
+
+  # Goes on with an answer. The prompt is the whole text each time; what the session
+  # holds of it is not computed again.
+  story="Once upon a time"
+  story+=$(emel-run MODEL.gguf -p "$story" -n 100 --session story.session)
+  story+=$(emel-run MODEL.gguf -p "$story" -n 100 --session story.session)"#;
+
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The continuation goes to standard output, everything else to
 /// standard error.
 #[derive(Debug, Parser)]
-#[command(version, name = "emel-run")]
+#[command(version, name = "emel-run", after_long_help = EXAMPLES)]
 #[command(group(
     ArgGroup::new("task").args(["prompt", "file", "conversation"]).required(true).multiple(true)
 ))]
@@ -49,7 +60,8 @@ struct Options {
 
     /// Keep the session in a file: what it already holds of the prompt is not computed
     /// again; prompt and answer are saved to it at the end, and what there is of them on
-    /// Ctrl-C, SIGTERM and SIGHUP (a second one does not wait for the pass that runs)
+    /// Ctrl-C, SIGTERM and SIGHUP (a second one does not wait for the pass that runs). Not
+    /// with --conversation. See the example below
     #[arg(long, value_name = "FILE", conflicts_with = "conversation")]
     session: Option<PathBuf>,
 
@@ -57,12 +69,13 @@ struct Options {
     #[arg(long)]
     stats: bool,
 
-    /// Write statistics to a JSON file
+    /// Write statistics to a JSON file; - is standard output, after the answer
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
 
     /// Write a trace of reads, waits and computing, the latest 65536 of them, to a file
-    /// that Perfetto (ui.perfetto.dev) and chrome://tracing open
+    /// that Perfetto (ui.perfetto.dev) and chrome://tracing open; - is standard output, after
+    /// the answer
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
 
@@ -105,30 +118,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         // Whatever can be refused is refused here: loading may take minutes.
         request.prompt = blueprint.prompt_ids(Prompt::Text(text.clone()))?.into();
     }
-    if let Some(session) = &options.session {
-        blueprint.check_session(session)?;
-        let session = ("--session", session.as_path());
-        refuse_same_file(session, "--stats-json", options.stats_json.as_deref())?;
-        refuse_same_file(session, "--profile", options.profile.as_deref())?;
-    }
-    if let Some(text) = &options.text.file {
-        let text = ("-f", text.as_path());
-        refuse_same_file(text, "--stats-json", options.stats_json.as_deref())?;
-        refuse_same_file(text, "--profile", options.profile.as_deref())?;
-    }
-    if let Some(statistics) = &options.stats_json {
-        let statistics = ("--stats-json", statistics.as_path());
-        refuse_same_file(statistics, "--profile", options.profile.as_deref())?;
-    }
-    let statistics = options
-        .stats_json
-        .as_deref()
-        .map(|path| OutputFile::new(path, &blueprint.catalog, "statistics"))
-        .transpose()?;
-    let profile = match &options.profile {
-        Some(path) => ProfileFile::new(path, &blueprint)?,
-        None => None,
-    };
+    let (statistics, profile) = options.outputs(&blueprint)?;
     let mut last_usage = None;
     let on_usage = |usage: &Usage| {
         if options.stats {
@@ -156,6 +146,33 @@ async fn run(options: Options) -> anyhow::Result<()> {
     }
 }
 
+impl Options {
+    /// The files that results go to, seen to before anything is loaded.
+    fn outputs(
+        &self,
+        blueprint: &Blueprint,
+    ) -> anyhow::Result<(Option<OutputFile>, Option<ProfileFile>)> {
+        let mut named = NamedFiles::of(blueprint);
+        named.input("-f", self.text.file.as_deref());
+        for (option, path) in self.conversation.files() {
+            named.input(option, Some(path));
+        }
+        if let Some(session) = &self.session {
+            named.kept("--session", session)?;
+            blueprint.check_session(session)?;
+        }
+        let statistics = self.stats_json.as_deref();
+        let statistics = statistics
+            .map(|path| named.output("--stats-json", path, OutputKind::Statistics))
+            .transpose()?;
+        let profile = match &self.profile {
+            Some(path) => ProfileFile::new(path, &mut named, blueprint)?,
+            None => None,
+        };
+        Ok((statistics, profile))
+    }
+}
+
 /// Writes what the last answer has cost, as far as it is known, and how the run failed.
 fn write_statistics(
     file: OutputFile,
@@ -174,39 +191,6 @@ fn write_statistics(
     }
     let json = serde_json::to_string_pretty(&Statistics { usage, error })?;
     file.write(|out| writeln!(out, "{json}"))
-}
-
-/// An output file replaces what is there: that must not be the file of another option.
-fn refuse_same_file(
-    (other_option, other): (&str, &Path),
-    option: &'static str,
-    output: Option<&Path>,
-) -> Result<(), emel::Error> {
-    let Some(output) = output else {
-        return Ok(());
-    };
-    let inode = |path: &Path| {
-        let found = path.metadata().ok()?;
-        Some((found.dev(), found.ino()))
-    };
-    let is_same_inode = inode(other).is_some_and(|found| inode(output) == Some(found));
-    if !is_same_inode && absolute(other) != absolute(output) {
-        return Ok(());
-    }
-    Err(emel::Error::Setting {
-        setting: option,
-        found: format!("{}, the file of {other_option}", output.display()),
-        expected: format!("another file than {other_option}"),
-    })
-}
-
-/// The path with all links in its folders followed; the file need not be there.
-fn absolute(path: &Path) -> Option<PathBuf> {
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    Some(folder.canonicalize().ok()?.join(path.file_name()?))
 }
 
 /// Continues the prompt. With `listens`, or a session, Ctrl-C and the like end the answer and
@@ -326,8 +310,9 @@ fn print_statistics(usage: &Usage) {
     ));
     cli::tell(&format!("sampler: seed {}", usage.seed));
     cli::tell(&format!(
-        "reading: {} in all, {} per token, {}/s while decoding, {} retries, {} major faults",
+        "reading: {} for prompt and answer ({} with what came before, loading included), {} per token, {}/s while decoding, {} retries, {} major faults",
         size(usage.bytes_read),
+        size(usage.bytes_read_since_open),
         size(usage.streamed_bytes_per_token),
         size(usage.decode_bytes_per_second as u64),
         usage.retries,
@@ -349,8 +334,8 @@ fn print_statistics(usage: &Usage) {
             lossy.of_choices, lossy.substituted, lossy.dropped
         ));
     }
-    tell_times("time:    ", &usage.spent);
-    tell_times("decode:  ", &usage.decode);
+    tell_times("time:    ", "for prompt and answer", &usage.spent);
+    tell_times("decode:  ", "after the first token", &usage.decode);
     cli::tell(&format!(
         "kernels: {}, {} threads",
         usage.kernels, usage.threads
@@ -407,9 +392,9 @@ fn tell_experts(experts: &ExpertUsage, decoded_tokens: usize) {
     ));
 }
 
-fn tell_times(label: &str, spent: &Spent) {
+fn tell_times(label: &str, of: &str, spent: &Spent) {
     cli::tell(&format!(
-        "{label}{:.0} ms: {:.0} waiting for weights ({:.0} for experts), {:.0} computing, {:.0} sampling, {:.0} else",
+        "{label}{:.0} ms {of}: {:.0} waiting for weights ({:.0} for experts), {:.0} computing, {:.0} sampling, {:.0} else",
         spent.total_ms,
         spent.wait_ms,
         spent.expert_wait_ms,

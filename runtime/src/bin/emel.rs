@@ -14,7 +14,7 @@ use emel::budget::in_binary_units;
 use emel::cli::doctor::{self, DoctorOptions};
 use emel::cli::drive;
 use emel::cli::info::{self, InfoOptions};
-use emel::cli::output;
+use emel::cli::named_files::{NamedFiles, OutputKind};
 use emel::cli::render::{self, RenderOptions};
 use emel::cli::replay::{self, ReplayOptions};
 use emel::cli::trace::{self, TraceOptions};
@@ -72,7 +72,7 @@ struct PlanOptions {
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("task").args(["prompt", "file"]).required(true)))]
 struct TokenizeOptions {
-    /// The model: a GGUF file, or the first of its shards
+    /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     model: PathBuf,
 
     #[command(flatten)]
@@ -100,7 +100,7 @@ struct EvalOptions {
     )]
     top: usize,
 
-    /// Write the logits, float32 [positions, vocabulary], to a NumPy file
+    /// Write the logits, float32 [positions, vocabulary], to a NumPy file, not standard output
     #[arg(long, value_name = "OUT.npy")]
     logits: Option<PathBuf>,
 
@@ -385,7 +385,8 @@ fn tokenizer(model: &Path) -> anyhow::Result<Tokenizer> {
 #[derive(Serialize)]
 struct EvalReport {
     ids: Vec<u32>,
-    mean_nll: f64,
+    /// None where no token follows another.
+    mean_nll: Option<f64>,
     top: Vec<Vec<(u32, f32)>>,
 }
 
@@ -438,10 +439,15 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
     settings.all_logits = true;
     settings.sampler = Some(SamplerOptions::default());
     let (blueprint, ids) = Blueprint::for_prompt(model, settings, prompt)?;
+    let mut named = NamedFiles::of(&blueprint);
+    named.input("-f", options.source.file.as_deref());
     let logits = options
         .logits
         .as_deref()
-        .map(|path| create_npy(path, ids.len(), &blueprint))
+        .map(|path| {
+            let file = named.create("--logits", path, OutputKind::Logits)?;
+            begin_npy(file, path, ids.len(), &blueprint)
+        })
         .transpose()?;
     let scores = Arc::new(Mutex::new(Scores {
         ids: ids.clone(),
@@ -466,7 +472,7 @@ async fn eval(options: EvalOptions) -> anyhow::Result<()> {
     let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
     finish_npy(&mut scores, options.logits.as_deref())?;
     let report = EvalReport {
-        mean_nll: scores.nll / (ids.len() - 1).max(1) as f64,
+        mean_nll: (ids.len() > 1).then(|| scores.nll / (ids.len() - 1) as f64),
         top: std::mem::take(&mut scores.top),
         ids,
     };
@@ -486,24 +492,30 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
         }
         writeln!(output)?;
     }
-    writeln!(
-        output,
-        "{} tokens, {} scored: mean negative log-likelihood {:.6}, perplexity {:.4}",
-        report.ids.len(),
-        report.ids.len() - 1,
-        report.mean_nll,
-        report.mean_nll.exp()
-    )?;
+    match report.mean_nll {
+        Some(mean) => writeln!(
+            output,
+            "{} tokens, {} scored: mean negative log-likelihood {mean:.6}, perplexity {:.4}",
+            report.ids.len(),
+            report.ids.len() - 1,
+            mean.exp()
+        )?,
+        None => writeln!(output, "1 token, which follows none and so has no score")?,
+    }
     cli::print(&output)?;
     Ok(())
 }
 
 /// Starts a NumPy file of float32 [rows, columns]; the rows follow.
 /// <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>
-fn create_npy(path: &Path, rows: usize, blueprint: &Blueprint) -> anyhow::Result<BufWriter<File>> {
+fn begin_npy(
+    file: File,
+    path: &Path,
+    rows: usize,
+    blueprint: &Blueprint,
+) -> anyhow::Result<BufWriter<File>> {
     let failed = || format!("{}: cannot write logits", path.display());
     let columns = blueprint.program.vocabulary();
-    let file = output::create_output(path, &blueprint.catalog, "logits")?;
     let mut file = BufWriter::new(file);
     let header =
         format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");

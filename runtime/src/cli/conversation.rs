@@ -1,7 +1,7 @@
 //! `emel-run -cnv`: a conversation in the terminal, or with lines from a pipe.
 
 use std::io::{self, BufRead, IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -74,6 +74,13 @@ impl ConversationOptions {
             found: "given for a text that is continued as it is".to_owned(),
             expected: "--conversation (-cnv) with it".to_owned(),
         })
+    }
+
+    /// The files that are read, by option.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let system = self.system_prompt_file.as_deref();
+        let system = system.map(|path| ("--system-prompt-file", path));
+        system.into_iter().chain(self.template.file())
     }
 
     fn system(&self, limit: &TextLimit) -> anyhow::Result<Option<String>> {
@@ -167,7 +174,11 @@ pub async fn run(
         }
     }
     if unanswered > 0 && !input.is_terminal() {
-        bail!("{unanswered} messages were not answered; the lines above say why");
+        let messages = match unanswered {
+            1 => "a message was".to_owned(),
+            many => format!("{many} messages were"),
+        };
+        bail!("{messages} not answered; the lines above say why");
     }
     Ok(())
 }

@@ -45,8 +45,9 @@ pub struct DoctorOptions {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// How the drive is read
-    #[arg(long, value_enum, default_value_t = IoName::Auto)]
+    /// What reads the drive: ring, uring, pread or mmap, as for emel-run; auto is the first of
+    /// these that works, which runs stream with. What mmap gives is not kept
+    #[arg(long, value_enum, hide_possible_values = true, default_value_t = IoName::Auto)]
     io: IoName,
 
     /// Print JSON

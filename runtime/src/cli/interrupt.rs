@@ -113,7 +113,7 @@ impl Interrupts {
     }
 
     /// What `poll` finds, unless a signal comes first.
-    pub(super) async fn or<T>(
+    pub async fn or<T>(
         &mut self,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Result<T, EndSignal> {

@@ -6,10 +6,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use emel_loader::gguf::Catalog;
+use anyhow::Context;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
+use super::OutputError;
+use super::named_files::OutputKind;
 use crate::whole_file::{WholeFile, end_of_links, file_beside};
 
 /// The permissions of a new file, less what the process leaves out.
@@ -20,8 +21,7 @@ const MODE: u32 = 0o666;
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,
-    /// What the file is for, as it completes "cannot write".
-    what: &'static str,
+    kind: OutputKind,
     /// A FIFO or a device, which cannot be replaced, or this process's standard output or
     /// error, which must not be.
     stream: Option<File>,
@@ -38,13 +38,11 @@ enum Sink {
 }
 
 impl OutputFile {
-    /// A place for a result at `path`. Nothing is written yet.
+    /// A place for a result at `path`, which may be replaced. Nothing is written yet.
     ///
     /// # Errors
-    /// When nothing can be written there, or what is there is one of the model's own files,
-    /// or a FIFO that nobody reads.
-    pub fn new(path: &Path, catalog: &Catalog, what: &'static str) -> anyhow::Result<Self> {
-        keep_model(path, catalog, what)?;
+    /// When nothing can be written there, or what is there is a FIFO that nobody reads.
+    pub(super) fn new(path: &Path, kind: OutputKind) -> anyhow::Result<Self> {
         let found = metadata(path).ok();
         let outcome = match found {
             Some(found) if is_same(&found, "/dev/stdout") => own(io::stdout()),
@@ -59,10 +57,20 @@ impl OutputFile {
             }
         };
         Ok(Self {
-            stream: outcome.map_err(|error| cannot_write(path, what, &error))?,
+            stream: outcome.map_err(|error| cannot_write(path, kind, &error))?,
             path: path.to_owned(),
-            what,
+            kind,
         })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is this process's standard output.
+    pub fn is_standard_output(&self) -> bool {
+        self.stream.is_some() && is_standard_output(&self.path)
     }
 
     /// Begins to write.
@@ -84,13 +92,18 @@ impl OutputFile {
         self,
         write: impl FnOnce(&mut OutputWriter) -> io::Result<()>,
     ) -> anyhow::Result<()> {
-        let failed = format!("{}: cannot write {}", self.path.display(), self.what);
+        let failed = format!("{}: cannot write {}", self.path.display(), self.kind);
+        let is_standard_output = self.is_standard_output();
         let whole = || {
             let mut out = self.begin()?;
             write(&mut out)?;
             out.finish()
         };
-        whole().context(failed)
+        match whole() {
+            // Whose reader may have left early.
+            Err(source) if is_standard_output => Err(OutputError { source }.into()),
+            outcome => outcome.context(failed),
+        }
     }
 }
 
@@ -123,31 +136,17 @@ impl Write for OutputWriter {
     }
 }
 
-/// Creates a file that is written from the beginning of the work on. `what` it is for
-/// completes "cannot write".
+/// Creates a file that is written from the beginning of the work on.
 ///
 /// # Errors
 /// As [`OutputFile::new`].
-pub fn create_output(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<File> {
-    keep_model(path, catalog, what)?;
-    open_to_write(path, true).map_err(|error| cannot_write(path, what, &error))
+pub(super) fn create_output(path: &Path, kind: OutputKind) -> anyhow::Result<File> {
+    open_to_write(path, true).map_err(|error| cannot_write(path, kind, &error))
 }
 
-fn keep_model(path: &Path, catalog: &Catalog, what: &str) -> anyhow::Result<()> {
-    let Ok(found) = metadata(path) else {
-        return Ok(());
-    };
-    let is_model = catalog
-        .files()
-        .iter()
-        .any(|file| (file.identity.device, file.identity.inode) == (found.dev(), found.ino()));
-    if is_model {
-        bail!(
-            "{}: this is the model, expected another file for {what}; choose another name",
-            path.display()
-        );
-    }
-    Ok(())
+/// Whether this process's standard output goes to the file at `path`.
+pub(super) fn is_standard_output(path: &Path) -> bool {
+    metadata(path).is_ok_and(|found| is_same(&found, "/dev/stdout"))
 }
 
 fn is_same(found: &Metadata, path: &str) -> bool {
@@ -176,11 +175,11 @@ fn open_to_write(path: &Path, creates: bool) -> io::Result<File> {
     Ok(file)
 }
 
-fn cannot_write(path: &Path, what: &str, error: &io::Error) -> anyhow::Error {
+fn cannot_write(path: &Path, kind: OutputKind, error: &io::Error) -> anyhow::Error {
     let is_fifo = metadata(path).is_ok_and(|found| found.file_type().is_fifo());
     let remedy = match error.raw_os_error() {
         Some(libc::ENXIO) if is_fifo => "nobody reads this FIFO; start its reader first",
         _ => "check the folder and its permissions",
     };
-    anyhow::anyhow!("{}: cannot write {what}: {error}; {remedy}", path.display())
+    anyhow::anyhow!("{}: cannot write {kind}: {error}; {remedy}", path.display())
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use emel_loader::trace::{Activity, Event, Trace};
 use serde_json::{Value, json};
 
+use super::named_files::{NamedFiles, OutputKind};
 use super::output::OutputFile;
 use crate::blueprint::Blueprint;
 
@@ -27,13 +28,17 @@ impl ProfileFile {
     /// A file for what `blueprint` will record; `None` if it records nothing.
     ///
     /// # Errors
-    /// As [`OutputFile::new`].
-    pub fn new(path: &Path, blueprint: &Blueprint) -> anyhow::Result<Option<Self>> {
+    /// As [`NamedFiles::output`].
+    pub fn new(
+        path: &Path,
+        named: &mut NamedFiles,
+        blueprint: &Blueprint,
+    ) -> anyhow::Result<Option<Self>> {
         let Some(trace) = &blueprint.trace else {
             return Ok(None);
         };
         Ok(Some(Self {
-            file: OutputFile::new(path, &blueprint.catalog, "the profile")?,
+            file: named.output("--profile", path, OutputKind::Profile)?,
             trace: Arc::clone(trace),
         }))
     }

@@ -15,7 +15,7 @@ use super::{print, read_text};
 /// Options of `emel render`.
 #[derive(Debug, Args)]
 pub struct RenderOptions {
-    /// The model: a GGUF file, or the first of its shards
+    /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     model: PathBuf,
 
     /// Messages as in the OpenAI API: a JSON array, or an object with `messages`, and

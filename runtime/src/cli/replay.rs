@@ -6,15 +6,17 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::named_files::is_no_file;
 use crate::experts::MixtureShape;
-use crate::experts::heat::{self, Heat};
+use crate::experts::heat::{self, Heat, HeatError};
 use crate::experts::predictor::Source;
 use crate::experts::replay::{Policy, Replay, Score, Textbook};
 use crate::experts::trace::{Trace, TraceError};
+use crate::whole_file::{end_of_links, file_beside};
 
 /// Options of `emel replay`.
 #[derive(Debug, Args)]
@@ -181,8 +183,19 @@ impl ReplayOptions {
                     "--save-heat needs --predict coact or another; without it no table is learnt"
                 );
             }
+            if path == Path::new("-") {
+                return Err(is_no_file("--save-heat").into());
+            }
             // Before the work begins; saving looks again.
-            heat::check_place(path).with_context(|| path.display().to_string())?;
+            heat::check_place(path).map_err(|error| told(path, error))?;
+            end_of_links(path)
+                .and_then(|path| file_beside(&path))
+                .map_err(|error| told(path, HeatError::Write(error)))?;
+            let header = trace.header();
+            let found = Heat::load(path, header.identity, header.shape);
+            if let Err(error @ HeatError::OtherModel) = found {
+                return Err(told(path, error));
+            }
         }
         let header = trace.header();
         let found = self.heat.as_ref().and_then(|path| {
@@ -190,6 +203,7 @@ impl ReplayOptions {
             let why = match found {
                 Ok(Some(heat)) => return Some(heat),
                 Ok(None) => "there is no such file".to_owned(),
+                Err(HeatError::Foreign) => "this is not what emel has learnt".to_owned(),
                 Err(error) => error.to_string(),
             };
             super::notice(&format!("{} is ignored: {why}", path.display()));
@@ -197,9 +211,8 @@ impl ReplayOptions {
         });
         let (score, learnt) = replay.run_from(trace, found.as_ref());
         if let Some(path) = &self.save_heat {
-            learnt
-                .save(path, header.identity)
-                .with_context(|| path.display().to_string())?;
+            let saved = learnt.save(path, header.identity);
+            saved.map_err(|error| told(path, error))?;
         }
         Ok(score)
     }
@@ -255,6 +268,22 @@ impl ReplayOptions {
             );
         }
         Ok(Some((source, self.guess)))
+    }
+}
+
+/// An error with what helps where the name of the file can be chosen.
+fn told(path: &Path, error: HeatError) -> anyhow::Error {
+    let path = path.display();
+    match error {
+        HeatError::Foreign => {
+            anyhow!("{path}: this is not what emel has learnt; choose another name")
+        }
+        HeatError::Write(error) => {
+            anyhow!(
+                "{path}: cannot write what was learnt: {error}; check the folder, its permissions and the disk"
+            )
+        }
+        other => anyhow!("{path}: {other}"),
     }
 }
 

@@ -4,13 +4,27 @@
 use std::ffi::{OsStr, OsString};
 
 /// Options that are only spelt otherwise.
-const RENAMED: [(&str, &str); 6] = [
+const RENAMED: [(&str, &str); 10] = [
     ("-cnv", "--conversation"),
     ("-no-cnv", "--no-conversation"),
     ("-sys", "--system-prompt"),
     ("-sysf", "--system-prompt-file"),
     ("-st", "--single-turn"),
     ("--n-predict", "--predict"),
+    ("--temperature", "--temp"),
+    ("--top-n-sigma", "--top-nsigma"),
+    ("--typical-p", "--typical"),
+    ("--sampler-seq", "--sampling-seq"),
+];
+
+/// Options that ask for what emel does anyway.
+const ALREADY_SO: [&str; 6] = [
+    "--no-display-prompt",
+    "--no-escape",
+    "--no-warmup",
+    "--simple-io",
+    "--log-disable",
+    "--offline",
 ];
 
 /// Options whose value may look like another option.
@@ -34,7 +48,7 @@ const CACHE_TYPE_DEFAULT: &str = "f16";
 const GPU_LAYERS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
 
 /// Options without a counterpart, and what to do instead.
-const WITHOUT_COUNTERPART: [(&[&str], &str); 6] = [
+const WITHOUT_COUNTERPART: [(&[&str], &str); 12] = [
     (
         &["-b", "--batch-size", "-ub", "--ubatch-size"],
         "emel takes as many tokens of a prompt in a pass as the budget allows, which changes no bit of the result; leave it out",
@@ -59,6 +73,34 @@ const WITHOUT_COUNTERPART: [(&[&str], &str); 6] = [
         &["-hf", "--hf-repo", "-mu", "--model-url"],
         "emel downloads nothing; fetch the file and give its path",
     ),
+    (
+        &["-e", "--escape"],
+        "a text is taken as it is; have the shell make its line breaks, as in -p $'one\\ntwo'",
+    ),
+    (
+        &["-i", "--interactive", "-if", "--interactive-first"],
+        "-cnv holds a conversation",
+    ),
+    (&["-co", "--color"], "texts have no colours; leave it out"),
+    (
+        &["-v", "--verbose", "--log-verbose"],
+        "--stats tells what an answer costs, and --profile where its time goes",
+    ),
+    (
+        &["-r", "--reverse-prompt"],
+        "an answer ends where the model ends it, or after -n tokens; leave it out",
+    ),
+    (
+        &[
+            "--grammar",
+            "--grammar-file",
+            "-j",
+            "--json-schema",
+            "-jf",
+            "--json-schema-file",
+        ],
+        "emel has no grammars; ask for the form in the prompt",
+    ),
 ];
 
 /// The arguments as emel spells them.
@@ -71,37 +113,41 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
     let mut arguments = arguments.into_iter();
     own.extend(arguments.next());
     while let Some(argument) = arguments.next() {
-        let is_one_of = |names: &[&str]| names.iter().any(|&name| argument == *name);
         if argument == "--" {
             own.push(argument);
             own.extend(arguments);
             break;
-        } else if is_one_of(&WITH_TEXT) {
+        }
+        let argument = renamed(argument);
+        let (name, value) = name_and_value(&argument);
+        let is_one_of = |names: &[&str]| names.iter().any(|known| name == OsStr::new(known));
+        // The value is in the argument, or in the next one.
+        let mut take = || match value {
+            Some(value) => Some(value.to_owned()),
+            None => arguments.next(),
+        };
+        if is_one_of(&WITH_TEXT) {
+            let text = value.is_none().then(take).flatten();
             own.push(argument);
-            own.extend(arguments.next());
-        } else if let Some((_, name)) = RENAMED.iter().find(|(name, _)| argument == *name) {
-            own.push(name.into());
-            if WITH_TEXT.contains(name) {
-                own.extend(arguments.next());
-            }
+            own.extend(text);
+        } else if is_one_of(&ALREADY_SO) && value.is_none() {
+            // It is so.
         } else if is_one_of(&MODEL) {
             // The model is the argument without a name.
-            own.extend(arguments.next());
-        } else if let Some(model) = value_of(&argument, "--model=") {
-            own.push(model.into());
+            own.extend(take());
         } else if is_one_of(&KEY_TYPE) || is_one_of(&VALUE_TYPE) {
             cache.at.get_or_insert(own.len());
             let kept = match is_one_of(&KEY_TYPE) {
                 true => &mut cache.keys,
                 false => &mut cache.values,
             };
-            *kept = Some(arguments.next().unwrap_or_default());
+            *kept = Some(take().unwrap_or_default());
         } else if is_one_of(&GPU_LAYERS) {
-            let layers = arguments.next().unwrap_or_default();
+            let layers = take().unwrap_or_default();
             if layers != "0" {
                 return Err(format!(
                     "{} {}: emel computes on the processor; leave it out",
-                    argument.display(),
+                    name.display(),
                     layers.display()
                 ));
             }
@@ -109,7 +155,7 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
             .iter()
             .find(|(names, _)| is_one_of(names))
         {
-            return Err(format!("{}: {instead}", argument.display()));
+            return Err(format!("{}: {instead}", name.display()));
         } else {
             own.push(argument);
         }
@@ -118,11 +164,35 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
     Ok(own)
 }
 
-/// The part of an argument that comes after `start`.
-fn value_of<'a>(argument: &'a OsStr, start: &str) -> Option<&'a OsStr> {
+/// The argument with emel's name of the option, where that is another.
+fn renamed(argument: OsString) -> OsString {
+    let (name, value) = name_and_value(&argument);
+    let Some((_, known)) = RENAMED
+        .iter()
+        .find(|(theirs, _)| name == OsStr::new(theirs))
+    else {
+        return argument;
+    };
+    let mut renamed = OsString::from(known);
+    if let Some(value) = value {
+        renamed.push("=");
+        renamed.push(value);
+    }
+    renamed
+}
+
+/// An option's name, and the value that stands in the same argument, if one does.
+fn name_and_value(argument: &OsStr) -> (&OsStr, Option<&OsStr>) {
     use std::os::unix::ffi::OsStrExt;
-    let bytes = argument.as_bytes().strip_prefix(start.as_bytes())?;
-    Some(OsStr::from_bytes(bytes))
+    let bytes = argument.as_bytes();
+    let equals = bytes.iter().position(|&byte| byte == b'=');
+    match equals.filter(|_| bytes.starts_with(b"-")) {
+        Some(at) => (
+            OsStr::from_bytes(&bytes[..at]),
+            Some(OsStr::from_bytes(&bytes[at + 1..])),
+        ),
+        None => (argument, None),
+    }
 }
 
 /// How keys and values are to be kept, and where that was said first.
@@ -173,9 +243,17 @@ mod tests {
             ("emel-run -m a.gguf -p b", "emel-run a.gguf -p b"),
             ("emel eval --model=a.gguf -p -m", "emel eval a.gguf -p -m"),
             ("emel-run m -ngl 0 -n 3", "emel-run m -n 3"),
+            (
+                "emel-run m --no-display-prompt --temperature 0 -p --simple-io",
+                "emel-run m --temp 0 -p --simple-io",
+            ),
             ("emel-run m --n-predict 3", "emel-run m --predict 3"),
             ("emel-run m", "emel-run m"),
             ("emel-run -m", "emel-run"),
+            (
+                "emel-run -m=a.gguf -sys=-st --n-predict=3 -p=-cnv --prompt=-m -ngl=0 x=y",
+                "emel-run a.gguf --system-prompt=-st --predict=3 -p=-cnv --prompt=-m x=y",
+            ),
         ] {
             assert_eq!(spelt(line).unwrap(), expected);
         }
@@ -189,6 +267,10 @@ mod tests {
                 "emel eval m --kv q8_0 -p a -- b",
             ),
             ("emel-run -ctv f16 m", "emel-run --kv f16 m"),
+            (
+                "emel-run m --cache-type-k=f32 -ctv=f32",
+                "emel-run m --kv f32",
+            ),
         ] {
             assert_eq!(spelt(line).unwrap(), expected);
         }
@@ -203,13 +285,24 @@ mod tests {
                 "emel-run m -ngl 99",
                 "-ngl 99: emel computes on the processor",
             ),
+            (
+                "emel-run m --gpu-layers=99",
+                "--gpu-layers 99: emel computes on the processor",
+            ),
             ("emel-run m -ngl", "emel computes on the processor"),
-            ("emel-run m -b 512", "-b: emel takes as many tokens"),
             ("emel-run m --prompt-cache f", "--session FILE"),
             ("emel-run m --mlock", "--ram-budget"),
         ] {
             let refused = spelt(line).unwrap_err();
             assert!(refused.contains(part), "{refused}");
+        }
+        for (names, instead) in WITHOUT_COUNTERPART {
+            for name in names {
+                for value in ["", " 512", "=512"] {
+                    let refused = spelt(&format!("emel-run m {name}{value}")).unwrap_err();
+                    assert_eq!(refused, format!("{name}: {instead}"));
+                }
+            }
         }
     }
 }

@@ -27,6 +27,14 @@ impl TemplateOptions {
         self.chat_template.is_some() || self.chat_template_file.is_some()
     }
 
+    /// The file that it is read from, if it is, and the option that names that.
+    pub fn file(&self) -> Option<(&'static str, &Path)> {
+        let file = self.chat_template_file.as_deref();
+        let file = file.map(|path| ("--chat-template-file", path));
+        let text = self.chat_template.as_deref();
+        file.or_else(|| text.map(|path| ("--chat-template", Path::new(path))))
+    }
+
     /// The template to use for the model at `path`. That a model has none is said, and
     /// ChatML used.
     ///
@@ -54,6 +62,13 @@ impl TemplateOptions {
             (Some(text), None) if text.contains("{{") || text.contains("{%") => {
                 Ok(templates.with_source(text)?)
             }
+            (Some(file), None) if !Path::new(file).exists() => Err(Error::Setting {
+                setting: "--chat-template",
+                found: format!("{file}, which is no file here"),
+                expected: "a file, a template or chatml; without it the model's own is used"
+                    .to_owned(),
+            }
+            .into()),
             (Some(file), None) => from_file(Path::new(file)),
             (None, None) => {
                 let model = || path.display().to_string();

@@ -1,10 +1,8 @@
 //! `emel trace`: which experts each token of a text goes to, as a file.
 
-use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
@@ -15,7 +13,8 @@ use emel_model::routing_log::RoutingLog;
 use tokio::sync::oneshot;
 
 use super::interrupt::Interrupts;
-use super::output::{OutputFile, OutputWriter};
+use super::named_files::{NamedFiles, OutputKind};
+use super::output::OutputWriter;
 use super::{Interrupted, Kept, ModelOptions};
 use crate::blueprint::Blueprint;
 use crate::experts::MixtureShape;
@@ -33,7 +32,7 @@ pub struct TraceOptions {
     #[arg(short, long, value_name = "TEXTFILE")]
     file: PathBuf,
 
-    /// The trace, for `emel replay`
+    /// The trace, for `emel replay`; - is standard output
     #[arg(short, long, value_name = "TRACE")]
     output: PathBuf,
 
@@ -72,9 +71,12 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let ids = Prompt::Text(text).ids(&blueprint.tokenizer, &limits)?;
     let header = checked(header(&blueprint, ids.len())?)
         .with_context(|| options.model.model.display().to_string())?;
-    keep_text(&options.file, &options.output)?;
-    let failed = || format!("{}: cannot write the trace", options.output.display());
-    let output = OutputFile::new(&options.output, &blueprint.catalog, "the trace")?;
+    let mut named = NamedFiles::of(&blueprint);
+    named.input("-f", Some(&options.file));
+    let output = named.output("-o", &options.output, OutputKind::Trace)?;
+    let path = output.path().to_owned();
+    let failed = || format!("{}: cannot write the trace", path.display());
+    let is_result = output.is_standard_output();
     let context = blueprint.context;
     let engine = super::start(blueprint).await?;
     // From here on there is a file to be cleared away.
@@ -114,10 +116,15 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
         experts,
         used,
     } = header.shape;
-    super::print(&format!(
-        "{} positions, {layers} layers, {used} of {experts} experts, {} guessed\n",
+    let summary = format!(
+        "{} positions, {layers} layers, {used} of {experts} experts, {} guessed",
         header.positions, header.guesses
-    ))?;
+    );
+    if is_result {
+        super::tell(&summary);
+    } else {
+        super::print(&(summary + "\n"))?;
+    }
     Ok(())
 }
 
@@ -147,25 +154,6 @@ fn checked(header: TraceHeader) -> anyhow::Result<TraceHeader> {
         );
     }
     Ok(header)
-}
-
-/// Refuses to write the trace over the text that it is of.
-fn keep_text(text: &Path, output: &Path) -> anyhow::Result<()> {
-    let text = if text == Path::new("-") {
-        Path::new("/dev/stdin")
-    } else {
-        text
-    };
-    let (Ok(text), Ok(found)) = (fs::metadata(text), fs::metadata(output)) else {
-        return Ok(());
-    };
-    if text.is_file() && (text.dev(), text.ino()) == (found.dev(), found.ino()) {
-        bail!(
-            "{}: this is the text, expected another file for the trace; choose another name",
-            output.display()
-        );
-    }
-    Ok(())
 }
 
 /// What the work comes to, or the failure that makes it useless, at once.

@@ -60,10 +60,12 @@ pub enum HeatError {
     #[error("cannot read what was learnt: {0}; check the path and its permissions")]
     Read(io::Error),
     /// The file cannot be written.
-    #[error("cannot write what was learnt: {0}; check the folder, its permissions and the disk")]
+    #[error(
+        "cannot write what was learnt: {0}; check the folder, its permissions and the disk, or give --no-learn"
+    )]
     Write(io::Error),
     /// The file is something else.
-    #[error("this is not what emel has learnt; choose another name")]
+    #[error("this is not what emel has learnt, which would be kept here; move it away")]
     Foreign,
     /// The file is from another version of emel.
     #[error("what was learnt has format {found}, expected {VERSION}; delete it to learn anew")]

@@ -14,11 +14,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words};
+use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
+use emel_tests::signals;
 
 /// Starts a conversation with every answer the most probable one.
 fn start(model: &Path, arguments: &[&str]) -> Child {
-    undo_ignored_signals();
+    signals::undo_ignored();
     command("emel-run")
         .arg(model)
         .args(["-cnv", "--temp", "0"])
@@ -225,7 +226,7 @@ fn a_conversation_too_long_for_the_context_is_told_and_the_next_one_answered() {
         notes.contains("the context holds 256; /clear starts over"),
         "{notes}"
     );
-    assert!(notes.ends_with("error: 1 messages were not answered; the lines above say why\n"));
+    assert!(notes.ends_with("error: a message was not answered; the lines above say why\n"));
     assert_eq!(output.status.code(), Some(1));
     assert!(!output.stdout.is_empty(), "{notes}");
     let arguments = [&arguments[..], &["-st", "-p", &lines]].concat();

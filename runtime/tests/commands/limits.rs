@@ -14,10 +14,8 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{
-    answering, command, emel_run, fixture, gemma, llama, refusal, result, undo_ignored_signals,
-    words,
-};
+use crate::{answering, command, emel_run, fixture, gemma, llama, refusal, result, words};
+use emel_tests::signals;
 
 /// Runs `emel-run MODEL ARGS…` under a limit of the shell's.
 fn limited(limit: &str, arguments: &str) -> Output {
@@ -88,7 +86,7 @@ fn interrupted(model: &Path, files: &[(&str, &Path)]) -> String {
 
 /// Runs until the first text is there, and sends the signal.
 fn ended_by(signal: Signal, model: &Path, files: &[(&str, &Path)]) -> String {
-    undo_ignored_signals();
+    signals::undo_ignored();
     let mut run = command("emel-run");
     for (option, path) in files {
         run.arg(option).arg(path);

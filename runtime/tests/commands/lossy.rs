@@ -9,12 +9,12 @@ use tempfile::TempDir;
 
 use crate::{command, emel, emel_run, llama, refusal, result, words};
 
-fn mixture() -> PathBuf {
+pub(crate) fn mixture() -> PathBuf {
     fixture("arch/minimax-m2.gguf")
 }
 
 /// A budget in which only some of the experts have slots.
-fn budget_with_slots() -> String {
+pub(crate) fn budget_with_slots() -> String {
     let plan = |budget: u64| {
         let budget = budget.to_string();
         let arguments = words("-c 64 --io pread --json --ram-budget").chain([budget.as_str()]);

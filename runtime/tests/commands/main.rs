@@ -13,6 +13,7 @@ mod info;
 mod limits;
 mod lossy;
 mod model;
+mod outputs;
 mod profile;
 mod render;
 mod replay;
@@ -25,7 +26,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use emel_tests::fixtures::fixture;
-use tokio::signal::unix::{SignalKind, signal};
 
 /// A small model whose texts have no BOS.
 pub(crate) fn llama() -> PathBuf {
@@ -78,31 +78,6 @@ pub(crate) fn answering(command: &mut Command) -> (Child, ChildStdout) {
     let mut output = child.stdout.take().unwrap();
     output.read_exact(&mut [0]).unwrap();
     (child, output)
-}
-
-/// Sees to it that commands begun from now on are ended by signals, also where whoever runs the
-/// tests has them ignored, as a shell does for what runs in the background, and `nohup`.
-pub(crate) fn undo_ignored_signals() {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
-    let kinds = [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-    ];
-    for kind in kinds {
-        if mask & 1 << (kind.as_raw_value() - 1) != 0 {
-            // What is ignored is inherited, and what has a handler is not.
-            tokio::runtime::Builder::new_current_thread()
-                .enable_io()
-                .build()
-                .unwrap()
-                .block_on(async {
-                    let _ = signal(kind).unwrap();
-                });
-        }
-    }
 }
 
 /// The words of a line of arguments.

@@ -146,8 +146,8 @@ fn messages_and_templates_that_make_no_prompt_are_refused() {
     let arguments = ["--chat-template", missing.to_str().unwrap()];
     refusal(
         render(&llama(), &messages, &arguments),
-        1,
-        &["cannot read text"],
+        2,
+        &["--chat-template", "/missing, which is no file here"],
     );
     refusal(emel("render", &llama(), [""; 0]), 2, &["--file"]);
     let number = Model::llama().with("tokenizer.chat_template", Field::U32(3));

@@ -112,6 +112,22 @@ fn what_was_learnt_is_kept_and_ignored_with_a_line_if_it_is_of_no_use() {
 }
 
 #[test]
+fn what_was_learnt_about_another_model_is_not_replaced() {
+    let traced = Traced::new();
+    let save = || {
+        let heat = traced.path("heat");
+        let heat = heat.to_str().unwrap();
+        traced.replay(&format!("--slots 50% --predict coact --save-heat {heat}"))
+    };
+    result(traced.trace(&fixture("arch/minimax-m2.gguf"), ""));
+    result(save());
+    let before = std::fs::read(traced.path("heat")).unwrap();
+    result(traced.trace(&mixture(), ""));
+    refusal(save(), 1, &["heat", "of another model; delete it"]);
+    assert!(std::fs::read(traced.path("heat")).unwrap() == before);
+}
+
+#[test]
 fn no_file_of_another_kind_is_overwritten() {
     let traced = Traced::new();
     result(traced.trace(&mixture(), ""));
@@ -128,8 +144,8 @@ fn no_file_of_another_kind_is_overwritten() {
     std::fs::hard_link(&text, traced.path("trace")).unwrap();
     refusal(
         traced.trace(&mixture(), ""),
-        1,
-        &["trace", "this is the text"],
+        2,
+        &["trace", "another file than -f"],
     );
     assert!(std::fs::read(&text).unwrap() == before);
 }

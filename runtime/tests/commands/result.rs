@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+use emel_tests::fixtures::fixture;
 use emel_tests::gguf_writer::Field;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -12,9 +13,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{
-    answering, command, emel, emel_run, gemma, llama, refusal, result, undo_ignored_signals, words,
-};
+use crate::{answering, command, emel, emel_run, gemma, llama, refusal, result, words};
+use emel_tests::signals;
 
 #[track_caller]
 fn json(output: Output) -> Value {
@@ -147,6 +147,13 @@ fn eval_scores_a_text_as_it_scores_its_tokens() {
     let expected = json(emel("eval", &llama(), tokens));
     assert_eq!(json(emel("eval", &llama(), text)), expected);
     assert_eq!(json(emel("eval", &llama(), option)), expected);
+    let single = json(emel("eval", &llama(), ["--tokens", "5", "--json"]));
+    assert!(single["mean_nll"].is_null(), "{single}");
+    let told = result(emel("eval", &llama(), ["--tokens", "5"]));
+    assert!(
+        told.contains("1 token,") && !told.contains("perplexity"),
+        "{told}"
+    );
     let told = result(emel("eval", &llama(), ["-p", "hello"]));
     assert!(told.contains("4 tokens, 3 scored: mean"), "{told}");
 }
@@ -377,6 +384,32 @@ fn statistics_in_the_file_of_an_own_output_replace_nothing_of_it() {
 }
 
 #[test]
+fn what_was_read_adds_up_with_loading() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("statistics.json");
+    let mut run = command("emel-run");
+    run.arg(fixture("arch/llama-untied.gguf")).args(words(
+        "-p hello -n 6 --temp 0 --ignore-eos --io pread --ram-budget 64M --stats --stats-json",
+    ));
+    let output = run.arg(&path).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    let found: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let number = |name: &str| found[name].as_u64().unwrap();
+    // All of it is pinned when it is loaded, and rows of the embedding are read for tokens.
+    let before = number("bytes_read_since_open") - number("bytes_read");
+    assert!(number("bytes_read") > 0, "{found}");
+    assert!(before > 0 && before <= number("pinned_bytes"), "{found}");
+    for part in [
+        " for prompt and answer (",
+        " with what came before, loading included)",
+        " ms for prompt and answer: ",
+        " ms after the first token: ",
+    ] {
+        assert!(told.contains(part), "no `{part}` in: {told}");
+    }
+}
+
+#[test]
 fn the_number_of_tokens_is_honoured() {
     assert_eq!(result(emel_run(&llama(), words("-p hello -n 0"))), "\n");
     let folder = TempDir::new().unwrap();
@@ -436,7 +469,7 @@ fn nobody_listening_on_standard_error_is_no_panic() {
 
 #[test]
 fn an_interrupt_ends_a_run_at_once() {
-    undo_ignored_signals();
+    signals::undo_ignored();
     let mut run = command("emel-run");
     run.arg(gemma()).args(words(
         "-p hello -n -1 -c 100000 --ignore-eos --ram-budget 1G",
@@ -454,11 +487,28 @@ fn an_interrupt_ends_a_run_at_once() {
 #[test]
 fn help_and_version_go_to_standard_output() {
     for name in ["emel-run", "emel"] {
+        let commands = [
+            "info", "plan", "doctor", "tokenize", "render", "eval", "trace", "replay",
+        ];
+        for subcommand in commands.iter().filter(|_| name == "emel") {
+            let help = command(name).args([subcommand, "--help"]).output();
+            let help = result(help.unwrap());
+            assert!(
+                help.contains(&format!("Usage: emel {subcommand} ")),
+                "{help}"
+            );
+            // Whatever runs on a model takes llama.cpp's way to name it, too.
+            let offers = help.contains("[also: -m FILE]");
+            assert_eq!(offers, help.contains("<MODEL>"), "{help}");
+        }
         let version = result(command(name).arg("--version").output().unwrap());
         assert_eq!(version, format!("{name} {}\n", env!("CARGO_PKG_VERSION")));
         let help = result(command(name).arg("--help").output().unwrap());
         assert!(help.contains("Usage: "), "{help}");
     }
+    // What auto is to a run that may map the model is not what it is here.
+    let help = result(command("emel").args(["doctor", "--help"]).output().unwrap());
+    assert!(!help.contains("if the model fits"), "{help}");
     let help = command("emel").output().unwrap();
     assert_eq!(help.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&help.stderr).contains("Usage: "));

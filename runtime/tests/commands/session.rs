@@ -3,14 +3,14 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
-use emel_tests::fixtures::fixture;
+use emel_tests::fixtures::{fixture, real_model};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{emel_run, llama, refusal, result, words};
+use crate::{command, emel_run, llama, refusal, result, words};
 
 fn run(model: &Path, prompt: &str, count: &str, more: &[&str]) -> Output {
     let arguments = ["-p", prompt, "-n", count, "-c", "200"];
@@ -43,6 +43,49 @@ fn a_session_goes_on_in_another_process_with_the_same_bits() {
         fs::remove_file(&part).unwrap();
         fs::remove_file(&whole).unwrap();
     }
+}
+
+#[test]
+fn the_example_in_the_help_goes_on_with_an_answer() {
+    let Some(model) = real_model("SmolLM2-135M-Instruct.Q4_1.gguf") else {
+        return;
+    };
+    let help = result(command("emel-run").arg("--help").output().unwrap());
+    let example = help.lines().map(str::trim);
+    let example: Vec<&str> = example.filter(|line| line.starts_with("story")).collect();
+    assert_eq!(example.len(), 3, "{help}");
+    let script = example
+        .join("\n")
+        .replace("emel-run MODEL.gguf", "\"$RUN\" \"$MODEL\" -c 512")
+        .replace("-n 100", "-n 12");
+    let folder = TempDir::new().unwrap();
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &format!("set -e\n{script}\nprintf %s \"$story\"")]);
+    shell.env("RUN", env!("CARGO_BIN_EXE_emel-run"));
+    shell
+        .env("MODEL", &model)
+        .env("XDG_CACHE_HOME", "/dev/null");
+    let story = result(shell.current_dir(&folder).output().unwrap());
+    let (begin, statistics) = ("Once upon a time", folder.path().join("statistics"));
+    assert!(
+        story.starts_with(begin) && story.len() > begin.len() + 24,
+        "{story}"
+    );
+    let mut third = command("emel-run");
+    third
+        .arg(&model)
+        .args(["-n", "1", "-c", "512", "-p", &story]);
+    third.args(["--session", "story.session", "--stats-json"]);
+    result(
+        third
+            .arg(&statistics)
+            .current_dir(&folder)
+            .output()
+            .unwrap(),
+    );
+    let found: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+    // Tokens of the end may be others in a longer text.
+    assert!(found["resumed_tokens"].as_u64().unwrap() > 12, "{found}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use emel::cli::named_files::place_of_model;
 use emel_kernels::{Format, Kernels};
 use emel_loader::gguf::{Catalog, Tensor, TensorType};
 use emel_tests::gguf_writer::{ALIGNMENT_DEFAULT, Description, Field, padding, write_header};
@@ -26,6 +27,7 @@ fn main() -> Result<()> {
         bail!("expected two paths: emel-dequantise IN.gguf OUT.gguf");
     };
     let (input, output) = (Path::new(input), Path::new(output));
+    let output = &place_of_model(output)?;
     let catalog = Catalog::open(input)?;
     // Under its own name only once it is whole.
     let partial = output.with_extension("gguf.partial");
