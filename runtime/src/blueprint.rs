@@ -5,11 +5,11 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | [`settings`] | nothing: what the user has decided |
-//! | [`contents`] | what the file holds, and whether it can run |
-//! | [`shape`] | the context, and the prompt tokens of a pass |
-//! | [`items`] | what is taken besides weights |
-//! | [`draft`] | the plan, from all of these |
+//! | `settings` | nothing: what the user has decided |
+//! | `contents` | what the file holds, and whether it can run |
+//! | `shape` | the context, and the prompt tokens of a pass |
+//! | `items` | what is taken besides weights |
+//! | `draft` | the plan, from all of these |
 
 mod contents;
 mod draft;

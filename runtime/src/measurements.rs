@@ -344,7 +344,11 @@ fn read<T>(
         Err(error) => return Err(damaged(format!("cannot be read ({error})"))),
     }
     let mut lines = text.lines();
-    if lines.next() != Some(head) {
+    let first = lines.next().unwrap_or_default();
+    if is_other_version(first, head) {
+        return Ok(None);
+    }
+    if first != head {
         return Err(damaged(format!("the first line is not `{head}`")));
     }
     let parsed = lines.enumerate().map(|(index, text)| {
@@ -352,6 +356,19 @@ fn read<T>(
         line(&words).ok_or_else(|| damaged(format!("line {} makes no sense", index + 2)))
     });
     parsed.collect::<Result<_, _>>().map(Some)
+}
+
+/// Whether it is the head of another version's file, which is measured anew like one that is
+/// missing.
+fn is_other_version(first: &str, head: &str) -> bool {
+    let kind_and_version = |line: &str| {
+        let (kind, version) = line.rsplit_once(' ')?;
+        Some((kind.to_owned(), version.parse::<u32>().ok()?))
+    };
+    match (kind_and_version(first), kind_and_version(head)) {
+        (Some((found, version)), Some((kind, expected))) => found == kind && version != expected,
+        _ => false,
+    }
 }
 
 fn point(block_bytes: &str, depth: &str, bytes_per_second: f64) -> Option<Point> {
@@ -461,7 +478,7 @@ mod tests {
             .unwrap();
         for text in [
             "",
-            "emel-drive 1\npoint 1048576 8 1 1\n",
+            "emel-compute 2\npoint 1048576 8 1 1\n",
             "emel-drive 2\npoint 1048576 8 1\n",
             "emel-drive 2\npoint 0 8 1 1\n",
             "emel-drive 2\npoint 1048576 99999999 1 1\n",
@@ -479,6 +496,8 @@ mod tests {
         }
         std::fs::write(&path, [0xff; 100]).unwrap();
         assert!(kept.drive(folder.path(), Backend::Ring).is_err());
+        std::fs::write(&path, "emel-drive 1\npoint 1048576 8 1\n").unwrap();
+        assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);
         std::fs::write(&path, "emel-drive 2\n").unwrap();
         assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);
     }

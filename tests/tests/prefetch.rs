@@ -275,7 +275,7 @@ fn a_file_that_cannot_be_used_is_ignored_with_one_line_and_left_as_it_is() {
     let changes: [(&str, Change); 6] = [
         ("not what emel has learnt", |bytes| bytes.clear()),
         ("not what emel has learnt", |bytes| bytes[0] = b'X'),
-        ("format 9, expected 1", |bytes| bytes[8] = 9),
+        ("format 9, expected 2", |bytes| bytes[8] = 9),
         ("of another model", |bytes| bytes[20] ^= 1),
         ("damaged or cut off", |bytes| bytes.truncate(100)),
         ("damaged or cut off", |bytes| bytes[60] ^= 1),

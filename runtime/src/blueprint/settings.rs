@@ -66,7 +66,8 @@ pub struct Settings {
     pub sampler: Option<SamplerOptions>,
     /// Whether the logits of all positions will be asked for, as evaluation does.
     pub all_logits: bool,
-    /// Whether reads, waits and computing are recorded, in [`Blueprint::trace`].
+    /// Whether reads, waits and computing are recorded, in
+    /// [`Blueprint::trace`](super::Blueprint::trace).
     pub profile: bool,
     /// Whether routing will be asked for, as a trace does, and how many experts of the
     /// next mixture are to be guessed for each token.
