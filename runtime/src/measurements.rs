@@ -303,12 +303,10 @@ impl Measurements {
     fn write(&self, path: PathBuf, text: &str) -> Result<PathBuf, KeepError> {
         let written = || {
             std::fs::create_dir_all(&self.folder)?;
-            let mut file = NamedTempFile::new_in(&self.folder)?;
-            file.write_all(text.as_bytes())?;
-            file.persist(&path).map_err(|error| error.error)
+            write_whole(&path, |out| out.write_all(text.as_bytes()))
         };
         match written() {
-            Ok(_) => Ok(path),
+            Ok(()) => Ok(path),
             Err(source) => Err(KeepError { path, source }),
         }
     }

@@ -46,11 +46,12 @@ impl WholeFile {
 
 impl Write for WholeFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        // The temporary file itself would put its name into errors.
+        self.file.as_file_mut().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.file.as_file_mut().flush()
     }
 }
 
