@@ -19,6 +19,8 @@ use emel_loader::probe::{Curve, Point};
 use emel_loader::reader::Backend;
 use tempfile::NamedTempFile;
 
+use crate::whole_file::write_whole;
+
 /// The first line of each kind of file. A format that changes gets another number.
 const DRIVE_HEAD: &str = "emel-drive 2";
 const COMPUTE_HEAD: &str = "emel-compute 2";

@@ -18,6 +18,8 @@ use crate::block::{BLOCK_ELEMENTS_MAX, FloatBlock, QuantisedBlock};
 
 /// Rows that are taken at a time.
 const ROWS: usize = 4;
+/// A strip of rows up to this long ends before the hardware's prefetchers run far ahead.
+const SHORT_STRIP_BYTES: usize = 16 << 10;
 
 /// What a prefetch brings.
 const LINE_BYTES: usize = 64;
@@ -118,9 +120,11 @@ impl<F: FloatBlock> Dots for FloatDots<F> {
         let whole = value_eights.len();
         let eights = rows.map(|row| &F::eights(row).0[..whole]);
         let eights_per_line = LINE_BYTES / size_of::<F::Eight>();
+        // Of long rows of floats the hardware's own prefetchers bring enough; a line of halves is
+        // more work.
+        let prefetches = eights_per_line > 2 || strip_bytes <= SHORT_STRIP_BYTES;
         for chunk in 0..whole {
-            // Of floats the hardware's own prefetchers bring enough; a line of halves is more work.
-            if eights_per_line > 2 && chunk.is_multiple_of(eights_per_line) {
+            if prefetches && chunk.is_multiple_of(eights_per_line) {
                 for eights in eights {
                     let address = eights[chunk..].as_ptr().cast::<u8>();
                     simd.prefetch(address.wrapping_add(strip_bytes));

@@ -23,6 +23,7 @@ fn limited(limit: &str, arguments: &str) -> Output {
     let mut shell = Command::new("sh");
     shell.args(["-c", &script, env!("CARGO_BIN_EXE_emel-run")]);
     shell.arg(llama()).args(words(arguments));
+    shell.env("XDG_CACHE_HOME", "/dev/null");
     shell.stdin(Stdio::null()).output().unwrap()
 }
 
