@@ -191,8 +191,9 @@ impl RopeTable {
 }
 
 impl Kernels {
-    /// Turns the heads of every token in place; tokens are split over the pool. `x` is `[tokens, heads, head_dimension]`; of each
-    /// head the first `2 · pairs` elements turn and the rest stay.
+    /// Turns the heads of every token in place; tokens are split over the pool. `x` is
+    /// `[tokens, heads, head_dimension]`; of each head the first `2 · pairs` elements turn and the
+    /// rest stay.
     ///
     /// # Panics
     ///

@@ -18,6 +18,7 @@ use crate::block::{BLOCK_ELEMENTS_MAX, FloatBlock, QuantisedBlock};
 
 /// Rows that are taken at a time.
 const ROWS: usize = 4;
+
 /// A strip of rows up to this long ends before the hardware's prefetchers run far ahead.
 const SHORT_STRIP_BYTES: usize = 16 << 10;
 

@@ -3,23 +3,24 @@
 //! A forward pass forks and joins some hundreds of times per token, and the work between is often
 //! only tens of microseconds. So the thread that calls is worker 0, a call hands every worker the
 //! same closure, nothing is queued or allocated, and workers spin for a bounded time before they
-//! park. Work is split into contiguous runs of tasks, which keeps each worker on its own stretch of
-//! the weights; who has come to the end of its run takes what is left of the others'. Memory and
+//! park. Work is split into contiguous stretches of tasks, which keeps each worker on its own part of
+//! the weights; who has come to the end of its stretch takes what is left of the others'. Memory and
 //! processors are never equally fast for all, and without that the join waits for the slowest.
 //!
-//! The fork and the join are in [`gate`]; their correctness argument is there.
+//! The fork and the join are in [`gate`], and how tasks are taken in [`cursors`]; their correctness
+//! arguments are there.
 
+mod cursors;
 mod gate;
 mod rows;
 
 use std::any::Any;
 use std::cell::Cell;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use cursors::Cursors;
 use gate::Gate;
 
 /// Threads that run kernels, the calling thread being one of them.
@@ -29,24 +30,8 @@ pub struct Pool {
     turn: Mutex<()>,
     threads: usize,
     workers: Vec<JoinHandle<()>>,
-    /// The next task of each worker's run; set by whoever has the turn.
-    cursors: Box<[Cursor]>,
-}
-
-/// A place in a run of tasks, on a pair of cache lines of its own.
-#[derive(Default)]
-#[repr(align(128))]
-struct Cursor(AtomicUsize);
-
-impl Cursor {
-    /// The next task, if the run has one left.
-    fn advance(&self, end: usize) -> Option<usize> {
-        if self.0.load(Relaxed) >= end {
-            return None;
-        }
-        let task = self.0.fetch_add(1, Relaxed);
-        (task < end).then_some(task)
-    }
+    /// The tasks of the run; set by whoever has the turn.
+    cursors: Cursors,
 }
 
 /// Why a pool could not be made.
@@ -98,7 +83,7 @@ impl Pool {
             turn: Mutex::new(()),
             threads,
             workers: Vec::new(),
-            cursors: (0..threads).map(|_| Cursor::default()).collect(),
+            cursors: Cursors::new(threads),
         };
         for worker in 1..threads {
             let gate = Arc::clone(&pool.gate);
@@ -149,7 +134,7 @@ impl Pool {
     }
 
     /// Calls `task(worker, index)` once for every index below `tasks`. Of `n` workers, `w` begins
-    /// with the `w`-th of `n` contiguous runs of nearly equal length, in ascending order, and then
+    /// with the `w`-th of `n` contiguous stretches of nearly equal length, in ascending order, and then
     /// takes tasks that the others have not come to.
     ///
     /// # Panics
@@ -159,27 +144,16 @@ impl Pool {
         if tasks <= 1 {
             return (0..tasks).for_each(|index| task(0, index));
         }
-        let (each, extra) = (tasks / self.threads, tasks % self.threads);
-        let run_of = |worker: usize| -> Range<usize> {
-            let start = worker * each + worker.min(extra);
-            start..start + each + usize::from(worker < extra)
-        };
         if self.is_inline() {
+            let stretch = |worker| self.cursors.stretch(worker, tasks);
             return (0..self.threads)
-                .for_each(|worker| run_of(worker).for_each(|index| task(worker, index)));
+                .for_each(|worker| stretch(worker).for_each(|index| task(worker, index)));
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // Workers see this with the job, and what tasks have done is passed on by the join.
-        for (worker, cursor) in self.cursors.iter().enumerate() {
-            cursor.0.store(run_of(worker).start, Relaxed);
-        }
+        self.cursors.rewind(tasks);
         let payload = self.fork(&|worker| {
-            for owner in (worker..self.threads).chain(0..worker) {
-                let end = run_of(owner).end;
-                while let Some(index) = self.cursors[owner].advance(end) {
-                    task(worker, index);
-                }
-            }
+            self.cursors
+                .work(worker, tasks, |index| task(worker, index));
         });
         drop(turn);
         if let Some(payload) = payload {

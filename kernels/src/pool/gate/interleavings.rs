@@ -5,8 +5,9 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 
 use super::Gate;
+use crate::pool::cursors::Cursors;
 
-/// A worker's count without any synchronisation of its own: loom fails a model in which
+/// A count without any synchronisation of its own: loom fails a model in which
 /// two threads come to it unordered.
 struct Count(UnsafeCell<usize>);
 
@@ -57,6 +58,52 @@ fn model(workers: usize, runs: usize, preemptions: usize) {
             thread.join().unwrap();
         }
     });
+}
+
+/// Runs of so many tasks each, which the workers take from each other.
+fn model_of_tasks(workers: usize, runs: &'static [usize], preemptions: usize) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(move || {
+        let gate = Arc::new(Gate::new(workers));
+        let cursors = Cursors::new(workers + 1);
+        let threads: Vec<_> = (1..=workers)
+            .map(|worker| {
+                let gate = Arc::clone(&gate);
+                loom::thread::spawn(move || gate.serve(worker))
+            })
+            .collect();
+        for &tasks in runs {
+            let counts: Vec<Count> = (0..tasks).map(|_| Count(UnsafeCell::new(0))).collect();
+            let work = |worker| cursors.work(worker, tasks, |task| counts[task].add());
+            cursors.rewind(tasks);
+            let panic = gate.run(&work, || {
+                work(0);
+                None
+            });
+            assert!(panic.is_none());
+            assert!(counts.iter().all(|count| count.get() == 1));
+        }
+        gate.close();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_task_is_done_once_whoever_takes_it() {
+    model_of_tasks(1, &[3], 3);
+}
+
+#[test]
+fn tasks_of_the_next_run_are_not_taken_for_those_of_the_last() {
+    model_of_tasks(1, &[2, 3], 2);
+}
+
+#[test]
+fn three_may_take_the_same_worker_s_tasks() {
+    model_of_tasks(2, &[2], 2);
 }
 
 #[test]
