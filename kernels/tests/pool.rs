@@ -113,6 +113,46 @@ fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
 }
 
 #[test]
+fn a_task_that_panics_leaves_the_others_to_be_done_and_the_next_run_whole() {
+    let pool = Pool::new(3, false).unwrap();
+    for culprit in [0, 4, 9] {
+        let done: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pool.run_tasks(10, |_, task| {
+                assert_ne!(task, culprit, "task {culprit} fails");
+                done[task].fetch_add(1, Relaxed);
+            });
+        }));
+        let payload = outcome.unwrap_err();
+        let message = payload.downcast_ref::<String>().unwrap();
+        assert!(message.contains("fails"), "{message}");
+        for (task, done) in done.iter().enumerate() {
+            assert_eq!(done.load(Relaxed), usize::from(task != culprit), "{task}");
+        }
+    }
+    let calls = AtomicUsize::new(0);
+    pool.run_tasks(10, |_, _| {
+        calls.fetch_add(1, Relaxed);
+    });
+    assert_eq!(calls.load(Relaxed), 10);
+}
+
+#[test]
+fn tasks_of_many_more_threads_than_tasks_and_inside_a_task_run_once_each() {
+    let (pool, inner) = (Pool::new(16, false).unwrap(), Pool::new(3, false).unwrap());
+    for _ in 0..200 {
+        let calls: Vec<AtomicUsize> = (0..15).map(|_| AtomicUsize::new(0)).collect();
+        pool.run_tasks(3, |_, outer| {
+            inner.run_tasks(5, |worker, task| {
+                assert!(worker < 3);
+                calls[5 * outer + task].fetch_add(1, Relaxed);
+            });
+        });
+        assert!(calls.iter().all(|calls| calls.load(Relaxed) == 1));
+    }
+}
+
+#[test]
 fn one_thread_runs_inline_and_a_run_inside_a_task_runs_in_turn() {
     let here = std::thread::current().id();
     let pool = Pool::new(1, true).unwrap();
@@ -138,11 +178,14 @@ fn two_threads_may_share_a_pool() {
                     pool.run(&|_: usize| {
                         calls.fetch_add(1, Relaxed);
                     });
+                    pool.run_tasks(5, |_, _| {
+                        calls.fetch_add(1, Relaxed);
+                    });
                 }
             });
         }
     });
-    assert_eq!(calls.load(Relaxed), 4000);
+    assert_eq!(calls.load(Relaxed), 14_000);
 }
 
 #[test]

@@ -139,7 +139,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// As [`Pool::run`].
+    /// As [`Pool::run`]. Of the other tasks some are then not begun, if every worker has panicked.
     pub fn run_tasks<F: Fn(usize, usize) + Sync>(&self, tasks: usize, task: F) {
         if tasks <= 1 {
             return (0..tasks).for_each(|index| task(0, index));
