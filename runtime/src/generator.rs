@@ -138,7 +138,7 @@ impl Generator {
 
     /// Runs one pass over `batch`; `next` is the pass expected after it. The logits
     /// are then in [`Generator::logits`]. `is_cancelled` is asked before anything is
-    /// begun and before every step.
+    /// begun, and before every step but those that are joined to the one before.
     ///
     /// # Errors
     /// When a read fails, the model's files have changed or the pass is cancelled; the

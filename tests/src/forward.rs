@@ -24,6 +24,8 @@ pub struct Cut {
     pub chunk: usize,
     /// Threads that compute.
     pub threads: usize,
+    /// Whether steps that may be joined are.
+    pub joined: bool,
     /// How keys and values are kept.
     pub kv_type: KvType,
 }
@@ -65,13 +67,19 @@ pub fn logits(model: &Path, cut: Cut, tokens: &[u32]) -> Result<Vec<Vec<f32>>, M
             let start = embedding.extent.offset as usize + token as usize * row_bytes;
             forward.embed(index, &bytes[start..start + row_bytes]);
         }
-        for step in &steps {
+        let mut rest = steps.as_slice();
+        while let Some(step) = rest.first() {
             if let Some(group) = step.experts {
                 let model = (&program, &catalog, bytes.as_slice());
                 run_experts(&mut forward, model, group, cut.experts);
             }
-            let unit = step.unit.map(|unit| bytes_of(&bytes, units[unit].extent));
-            forward.run(&step.work, unit.unwrap_or_default());
+            let count = if cut.joined { step.joined } else { 1 };
+            let (together, later) = rest.split_at(count);
+            rest = later;
+            forward.run_together(together.iter().map(|step| {
+                let unit = step.unit.map(|unit| bytes_of(&bytes, units[unit].extent));
+                (step.work.as_slice(), unit.unwrap_or_default())
+            }));
         }
         forward.finish();
         rows.extend((0..tokens.len()).map(|index| forward.logits(index).to_vec()));

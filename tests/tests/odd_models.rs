@@ -65,6 +65,7 @@ impl Runs {
             experts: 16,
             chunk: 3,
             threads: 1,
+            joined: true,
             kv_type: KvType::Q8_0,
         };
         let path = folder.join("changed.gguf");
@@ -172,6 +173,7 @@ fn layers_that_differ_in_key_heads_are_normed_each_by_its_own_width() {
         experts: 16,
         chunk: 3,
         threads: 1,
+        joined: true,
         kv_type: KvType::F16,
     };
     let run = |model: &GgufWriter| {

@@ -1,5 +1,5 @@
 //! How units cut the matrices never shows in the result: not at one row each, for any
-//! number of threads, and of tokens and experts together.
+//! number of threads, of tokens and experts together, and of steps that are joined.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
@@ -33,6 +33,7 @@ fn check_with(model: &Path, kv_type: KvType) {
         experts: 16,
         chunk: TOKENS,
         threads: 1,
+        joined: false,
         kv_type,
     };
     let expected = bits(model, whole);
@@ -42,18 +43,20 @@ fn check_with(model: &Path, kv_type: KvType) {
             .all(|&bits| f32::from_bits(bits).is_finite())
     );
     // Rows of 32 to 64 values: units of one row, of a few, of many.
-    for (unit_bytes, experts, chunk, threads) in [
-        (1, 1, TOKENS, 2),
-        (1000, 2, 7, 1),
-        (12_500, 3, 1, 3),
-        (12_500, 5, TOKENS, 2),
-        (1 << 30, 1, 1, 2),
+    for (unit_bytes, experts, chunk, threads, joined) in [
+        (1, 1, TOKENS, 2, false),
+        (1, 1, TOKENS, 2, true),
+        (1000, 2, 7, 1, true),
+        (12_500, 3, 1, 3, true),
+        (12_500, 5, TOKENS, 2, false),
+        (1 << 30, 1, 1, 2, true),
     ] {
         let cut = Cut {
             unit_bytes,
             experts,
             chunk,
             threads,
+            joined,
             kv_type,
         };
         assert!(bits(model, cut) == expected, "{}: {cut:?}", model.display());
