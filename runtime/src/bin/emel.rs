@@ -334,7 +334,7 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         predicted_tokens_per_second: rates
             .and_then(|rates| Prediction::new(blueprint, &rates, misses))
             .map(|prediction| prediction.tokens_per_second),
-        is_lower_bound: matches!(misses, Some(MissShare::Even(_))),
+        is_lower_bound: matches!(misses, Some(MissShare::Even(share)) if share > 0.0),
         experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
             slots: experts.slots,
             slot_bytes: experts.layout.slot_bytes,
