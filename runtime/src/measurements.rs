@@ -27,7 +27,7 @@ const COMPUTE_HEAD: &str = "emel-compute 2";
 /// More than any of the files has.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Bytes per second that a drive or a memory may have: what lies outside was not measured.
-const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e15;
+const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e13;
 
 /// The latest measurements that a kept rate is a mean of, roughly.
 const TIMES_MAX: u32 = 4;
