@@ -96,8 +96,11 @@ impl Curve {
             let known = points.map(|it| (it.depth as f64, it.bytes_per_second));
             interpolated(known, depth as f64)
         };
-        let sizes = self.points.iter().map(|point| point.block_bytes);
-        let known = sizes.filter_map(|size| Some((size as f64, of_size(size)?)));
+        let sizes = || self.points.iter().map(|point| point.block_bytes);
+        let below = sizes().filter(|&size| size <= block_bytes).max();
+        let above = sizes().filter(|&size| size >= block_bytes).min();
+        let nearest = below.into_iter().chain(above);
+        let known = nearest.filter_map(|size| Some((size as f64, of_size(size)?)));
         interpolated(known, block_bytes as f64)
     }
 }

@@ -1,8 +1,8 @@
 //! How many bytes of weights per second the kernels go through while they make one token,
 //! in each format: one product of weights that no cache holds, so that forks and joins are no
-//! part of it. Formats
-//! are measured in turns, and all of them again; the median of its turns is a format's rate,
-//! so that what else the machine does for a moment is not put down to one of them.
+//! part of it. Formats are measured in turns, and all of them again; the median of its turns is
+//! a format's rate, so that what else the machine does for a moment is not put down to one of
+//! them.
 
 use std::time::{Duration, Instant};
 

@@ -26,6 +26,8 @@ const DRIVE_HEAD: &str = "emel-drive 2";
 const COMPUTE_HEAD: &str = "emel-compute 2";
 /// More than any of the files has.
 const FILE_BYTES_MAX: u64 = 64 << 10;
+/// Bytes per second that a drive or a memory may have: what lies outside was not measured.
+const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e13;
 
 /// The latest measurements that a kept rate is a mean of, roughly.
 const TIMES_MAX: u32 = 4;
@@ -97,7 +99,7 @@ impl KeptRate {
         let times = times.parse().ok()?;
         let is_sane = (1..=TIMES_MAX).contains(&times);
         is_sane.then_some(Self {
-            bytes_per_second: positive(rate)?,
+            bytes_per_second: rate.parse().ok().filter(|rate| RATES.contains(rate))?,
             times,
         })
     }
@@ -383,11 +385,6 @@ fn point(block_bytes: &str, depth: &str, bytes_per_second: f64) -> Option<Point>
     })
 }
 
-fn positive(text: &str) -> Option<f64> {
-    let number: f64 = text.parse().ok()?;
-    (number.is_finite() && number > 0.0).then_some(number)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -484,6 +481,9 @@ mod tests {
             "emel-drive 2\npoint 1048576 99999999 1 1\n",
             "emel-drive 2\npoint 1048576 8 nan 1\n",
             "emel-drive 2\npoint 1048576 8 -1 1\n",
+            "emel-drive 2\npoint 1048576 8 inf 1\n",
+            "emel-drive 2\npoint 1048576 8 1e300 1\n",
+            "emel-drive 2\npoint 1048576 8 1e-300 1\n",
             "emel-drive 2\npoint 1048576 8 1 0\n",
             "emel-drive 2\npoint 1048576 8 1 4294967295\n",
             "\u{1b}[31m\n",

@@ -151,11 +151,7 @@ impl Layer<'_> {
     fn seconds(&self, miss_share: f64) -> f64 {
         let computing = self.used as f64 * self.computing;
         let mut seconds = 0.0;
-        for misses in 0..=self.used {
-            let hits = (self.used - misses) as i32;
-            let chance = combinations(self.used, misses)
-                * miss_share.powi(misses as i32)
-                * (1.0 - miss_share).powi(hits);
+        for (misses, chance) in chances(self.used, miss_share) {
             let reading = match misses {
                 0 => 0.0,
                 _ => 2.0 * READ_SECONDS + (self.reading)(misses) + self.computing,
@@ -166,9 +162,19 @@ impl Layer<'_> {
     }
 }
 
-fn combinations(of: usize, taken: usize) -> f64 {
-    let factor = |index: usize| (of - index) as f64 / (index + 1) as f64;
-    (0..taken).map(factor).product()
+/// How likely each number of misses is (the binomial distribution), in logarithms: of thousands
+/// of experts the ways to choose some are more than a float holds.
+fn chances(used: usize, miss_share: f64) -> impl Iterator<Item = (usize, f64)> {
+    let (miss, hit) = (miss_share.ln(), (1.0 - miss_share).ln());
+    // Without any, their logarithm does not count, though it be infinite.
+    let times = |count: usize, one: f64| if count == 0 { 0.0 } else { count as f64 * one };
+    let mut ways = 0.0_f64;
+    (0..=used).map(move |misses| {
+        let hits = used - misses;
+        let chance = (ways + times(misses, miss) + times(hits, hit)).exp();
+        ways += (hits as f64 / (misses + 1) as f64).ln();
+        (misses, chance)
+    })
 }
 
 /// What the drive gives to a blueprint's ring, or else to its slots for experts, if it
@@ -280,8 +286,17 @@ mod tests {
     }
 
     #[test]
-    fn combinations_are_those_of_pascals_triangle() {
-        let row: Vec<f64> = (0..=4).map(|taken| combinations(4, taken)).collect();
-        assert_eq!(row, [1.0, 4.0, 6.0, 4.0, 1.0]);
+    fn numbers_of_misses_are_as_likely_as_pascals_triangle_says_also_of_thousands() {
+        for ((_, found), ways) in chances(4, 0.5).zip([1.0, 4.0, 6.0, 4.0, 1.0]) {
+            assert_near(found, ways / 16.0);
+        }
+        for share in [0.0, 1e-9, 0.3, 0.5, 1.0] {
+            let all: f64 = chances(4096, share).map(|(_, chance)| chance).sum();
+            assert!((all - 1.0).abs() < 1e-6, "{share}: {all}");
+            let mean: f64 = chances(4096, share)
+                .map(|(it, chance)| it as f64 * chance)
+                .sum();
+            assert!((mean - 4096.0 * share).abs() < 1e-2, "{share}: {mean}");
+        }
     }
 }

@@ -21,6 +21,7 @@ fn capped(cap_bytes: u64, report: &Path, command: &[&str]) -> Output {
         .arg(report)
         .arg("--")
         .args(command)
+        .env("XDG_CACHE_HOME", "/dev/null")
         .output()
         .unwrap()
 }

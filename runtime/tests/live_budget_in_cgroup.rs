@@ -27,6 +27,7 @@ fn capped(via: &str) -> Command {
     let mut command = Command::new(script);
     command.arg(format!("--memory-max={LARGE_BYTES}"));
     command.args(["--via", via]);
+    command.env("XDG_CACHE_HOME", "/dev/null");
     command
 }
 
@@ -115,6 +116,7 @@ fn a_limit_that_shrinks_and_grows_in_the_middle_of_an_answer_changes_no_token() 
 fn beginning(command: &[String], bytes: usize) -> Vec<u8> {
     let mut free = Command::new(&command[0])
         .args(&command[1..])
+        .env("XDG_CACHE_HOME", "/dev/null")
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()

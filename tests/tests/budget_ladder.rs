@@ -1,5 +1,5 @@
 //! A larger budget never makes a worse plan: what is resident stays so, and no more bytes are
-//! read for a token.
+//! read for a token, but for those of a slot.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
@@ -55,6 +55,7 @@ fn check(model: &Path, settings: &Settings, rungs: u64) {
     }
     assert!(!before.unwrap().streams());
 }
+
 fn check_all(model: &Path, rungs: u64) {
     for (context, io) in [(None, Io::Auto), (Some(64), Io::Unmapped)] {
         let settings = Settings {

@@ -22,7 +22,7 @@ use emel::cli::{self, ModelOptions, TextSource};
 use emel::prediction::{self, MissShare, Prediction};
 use emel::{Prompt, SamplerOptions, TextLimit};
 use emel_loader::gguf::Catalog;
-use emel_loader::plan::{ROW_SLOTS, held_bytes};
+use emel_loader::plan::{Plan, ROW_SLOTS, held_bytes};
 use emel_model::sampler::{log_probability, top_log_probabilities};
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
@@ -262,6 +262,8 @@ fn speed(report: &PlanReport, bytes: u64) -> String {
             },
             rate / gibibyte
         ),
+        // Earlier runs have missed nothing.
+        _ if bytes == 0 => "the drive is no limit".to_owned(),
         (Some(rate), None) => format!(
             "this drive's {:.2} GiB/s allow {:.1} tokens/s",
             rate / gibibyte,
@@ -271,8 +273,8 @@ fn speed(report: &PlanReport, bytes: u64) -> String {
     }
 }
 
-fn plan_report(blueprint: &Blueprint) -> PlanReport {
-    let plan = &blueprint.plan;
+/// Where the memory goes, one after the other as it is printed.
+fn plan_items(plan: &Plan) -> Vec<PlanItem> {
     let mut items: Vec<PlanItem> = plan
         .items
         .iter()
@@ -310,6 +312,11 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         };
         add(name, plan.pinned_bytes());
     }
+    items
+}
+
+fn plan_report(blueprint: &Blueprint) -> PlanReport {
+    let plan = &blueprint.plan;
     let rates = drive::kept_rates(blueprint.settings.threads);
     let misses = plan.expert_slots.as_ref().map(|experts| {
         let learnt = blueprint.learnt().unwrap_or_else(|why| {
@@ -324,7 +331,7 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         planned_bytes: plan.total_bytes(),
         context: blueprint.context,
         prompt_tokens_per_pass: blueprint.chunk,
-        items,
+        items: plan_items(plan),
         pinned_bytes: plan.pinned_bytes(),
         streamed_bytes_per_pass: plan.streamed_bytes(),
         mapped: plan.is_mapped,
@@ -334,7 +341,7 @@ fn plan_report(blueprint: &Blueprint) -> PlanReport {
         predicted_tokens_per_second: rates
             .and_then(|rates| Prediction::new(blueprint, &rates, misses))
             .map(|prediction| prediction.tokens_per_second),
-        is_lower_bound: matches!(misses, Some(MissShare::Even(_))),
+        is_lower_bound: matches!(misses, Some(MissShare::Even(share)) if share > 0.0),
         experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
             slots: experts.slots,
             slot_bytes: experts.layout.slot_bytes,
@@ -537,4 +544,38 @@ fn finish_npy(scores: &mut Scores, path: Option<&Path>) -> anyhow::Result<()> {
         let path = path.unwrap_or(Path::new(""));
         format!("{}: cannot write logits", path.display())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_nothing_is_read_no_speed_is_told_of_the_drive() {
+        let mut report = PlanReport {
+            budget_bytes: 1 << 30,
+            file_bytes: 1 << 30,
+            planned_bytes: 1 << 30,
+            context: 512,
+            prompt_tokens_per_pass: 8,
+            items: Vec::new(),
+            pinned_bytes: 0,
+            streamed_bytes_per_pass: 0,
+            mapped: false,
+            ring_slots: 0,
+            ring_slot_bytes: 0,
+            drive_bytes_per_second: None,
+            predicted_tokens_per_second: None,
+            is_lower_bound: false,
+            experts: None,
+        };
+        assert_eq!(speed(&report, 0), "the drive is no limit");
+        assert!(speed(&report, 1 << 29).contains("allows 2.0 tokens/s"));
+        report.drive_bytes_per_second = Some(2e9);
+        assert_eq!(speed(&report, 0), "the drive is no limit");
+        report.predicted_tokens_per_second = Some(12.0);
+        assert!(speed(&report, 0).starts_with("about 12.0 tokens/s"));
+        report.is_lower_bound = true;
+        assert!(speed(&report, 1 << 29).starts_with("at least 12.0 tokens/s"));
+    }
 }

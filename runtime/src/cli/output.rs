@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::OutputError;
@@ -63,11 +62,6 @@ impl OutputFile {
         })
     }
 
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Whether it is this process's standard output.
     pub fn is_standard_output(&self) -> bool {
         self.stream.is_some() && is_standard_output(&self.path)
@@ -92,17 +86,23 @@ impl OutputFile {
         self,
         write: impl FnOnce(&mut OutputWriter) -> io::Result<()>,
     ) -> anyhow::Result<()> {
-        let failed = format!("{}: cannot write {}", self.path.display(), self.kind);
-        let is_standard_output = self.is_standard_output();
+        let failed = self.failure();
         let whole = || {
             let mut out = self.begin()?;
             write(&mut out)?;
             out.finish()
         };
-        match whole() {
+        whole().map_err(failed)
+    }
+
+    /// What is said of a failure to write it.
+    pub(super) fn failure(&self) -> impl Fn(io::Error) -> anyhow::Error + use<> {
+        let failed = format!("{}: cannot write {}", self.path.display(), self.kind);
+        let is_standard_output = self.is_standard_output();
+        move |source| match is_standard_output {
             // Whose reader may have left early.
-            Err(source) if is_standard_output => Err(OutputError { source }.into()),
-            outcome => outcome.context(failed),
+            true => OutputError { source }.into(),
+            false => anyhow::Error::new(source).context(failed.clone()),
         }
     }
 }

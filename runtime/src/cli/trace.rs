@@ -74,8 +74,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let mut named = NamedFiles::of(&blueprint);
     named.input("-f", Some(&options.file));
     let output = named.output("-o", &options.output, OutputKind::Trace)?;
-    let path = output.path().to_owned();
-    let failed = || format!("{}: cannot write the trace", path.display());
+    let failed = output.failure();
     let is_result = output.is_standard_output();
     let context = blueprint.context;
     let engine = super::start(blueprint).await?;
@@ -84,7 +83,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let writer = output.begin().and_then(|out| TraceWriter::new(out, header));
     let (failure, mut failing) = oneshot::channel();
     let recorder = Arc::new(Mutex::new(Recorder {
-        writer: writer.with_context(failed)?,
+        writer: writer.map_err(&failed)?,
         failure: Some(failure),
     }));
     let spinner = super::spinner("tracing");
@@ -100,7 +99,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
             signal,
             kept: Kept::NoSession,
         })?;
-        outcome.with_context(failed)??;
+        outcome.map_err(&failed)??;
     }
     spinner.finish_and_clear();
 
@@ -110,22 +109,26 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
     let written = writer.finish().and_then(OutputWriter::finish);
-    written.with_context(failed)?;
-    let MixtureShape {
-        layers,
-        experts,
-        used,
-    } = header.shape;
-    let summary = format!(
-        "{} positions, {layers} layers, {used} of {experts} experts, {} guessed",
-        header.positions, header.guesses
-    );
+    written.map_err(&failed)?;
+    let summary = summary(&header);
     if is_result {
         super::tell(&summary);
     } else {
         super::print(&(summary + "\n"))?;
     }
     Ok(())
+}
+
+fn summary(header: &TraceHeader) -> String {
+    let MixtureShape {
+        layers,
+        experts,
+        used,
+    } = header.shape;
+    format!(
+        "{} positions, {layers} layers, {used} of {experts} experts, {} guessed",
+        header.positions, header.guesses
+    )
 }
 
 fn header(blueprint: &Blueprint, positions: usize) -> anyhow::Result<TraceHeader> {

@@ -18,7 +18,7 @@ const HALF_LIFE: f32 = 512.0;
 /// Tokens that a cache which began with nothing has to see before ranks mean something.
 const LEARNING_TOKENS: u32 = 32;
 /// Fewer ranks than this tell nothing.
-const RANKS_MIN: f32 = 256.0;
+const RANKS_MIN: f64 = 256.0;
 
 /// How often experts of each rank were demanded, in decode.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,7 +70,7 @@ impl MissCurve {
     /// The share of demands that slots for this part of all experts would miss. Nothing if
     /// too little was counted to tell.
     pub fn miss_share(&self, resident_share: f64) -> Option<f64> {
-        let all: f32 = self.ranks.iter().sum();
+        let all: f64 = self.ranks.iter().copied().map(f64::from).sum();
         if all < RANKS_MIN {
             return None;
         }
@@ -79,7 +79,7 @@ impl MissCurve {
             let resident = (resident_bins - bin as f64).clamp(0.0, 1.0);
             f64::from(count) * (1.0 - resident)
         });
-        Some(missed.sum::<f64>() / f64::from(all))
+        Some(missed.sum::<f64>() / all)
     }
 
     /// Its numbers, for a file.

@@ -197,7 +197,8 @@ fn a_signal_that_is_ignored_by_whoever_started_the_run_is_ignored_by_it() {
         .arg(llama())
         .args(words("-p hello -n 300 -c 400 --temp 0 --ignore-eos"))
         .args(words("--ram-budget 64M --session"))
-        .arg(&session);
+        .arg(&session)
+        .env("XDG_CACHE_HOME", "/dev/null");
     let (child, mut output) = answering(run.stderr(Stdio::piped()));
     kill(Pid::from_raw(child.id() as i32), Signal::SIGHUP).unwrap();
     output.read_to_end(&mut Vec::new()).unwrap();

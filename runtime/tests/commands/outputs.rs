@@ -242,6 +242,14 @@ fn a_reader_that_leaves_before_all_of_an_output_is_no_error() {
     let notes = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(0), "{notes}");
     assert!(!notes.contains("error"), "{notes}");
+    let mut trace = place.command("emel trace model.gguf -f text --ram-budget 64M -o -");
+    let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = trace.spawn().unwrap();
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().unwrap();
+    let notes = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(0), "{notes}");
+    assert!(!notes.contains("error"), "{notes}");
 }
 
 #[test]

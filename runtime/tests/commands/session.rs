@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use emel_tests::fixtures::{fixture, real_model};
+use emel_tests::fixtures::{SMOLLM2, fixture, real_model};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -47,7 +47,7 @@ fn a_session_goes_on_in_another_process_with_the_same_bits() {
 
 #[test]
 fn the_example_in_the_help_goes_on_with_an_answer() {
-    let Some(model) = real_model("SmolLM2-135M-Instruct.Q4_1.gguf") else {
+    let Some(model) = real_model(SMOLLM2) else {
         return;
     };
     let help = result(command("emel-run").arg("--help").output().unwrap());
