@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -75,17 +76,27 @@ pub(crate) fn begins_with(mut file: impl Read, magic: [u8; 8]) -> io::Result<boo
     }
 }
 
-/// The path that symbolic links at `path` lead to, whether or not anything is there.
+/// The path that symbolic links at `path` lead to, whether or not anything is there. An error
+/// where they lead in a circle, or to what only a folder can be.
 pub(crate) fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..=LINKS_MAX {
         match fs::read_link(&path) {
             Ok(target) => path = folder_of(&path).join(target),
+            Err(_) if is_spelt_as_folder(&path) => {
+                return Err(io::Error::from_raw_os_error(libc::EISDIR));
+            }
             // What is no link ends them; what cannot be looked at is noticed in its use.
             Err(_) => return Ok(path),
         }
     }
     Err(io::Error::other("symbolic links lead in a circle"))
+}
+
+/// Whether a path ends as only a folder's does, which [`Path`] itself passes over.
+fn is_spelt_as_folder(path: &Path) -> bool {
+    let path = path.as_os_str().as_bytes();
+    [&b"/"[..], b"/."].iter().any(|end| path.ends_with(end))
 }
 
 /// A new file in the folder of `path`, which is gone again unless it is kept.
@@ -117,5 +128,27 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     match folder.sync_all() {
         Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_that_end_where_only_a_folder_can_be_are_no_place_of_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        for target in ["file", "nothing/", "nothing/."] {
+            let _ = fs::remove_file(place("link"));
+            std::os::unix::fs::symlink(target, place("link")).unwrap();
+            for path in [place(target), place("link")] {
+                let found = end_of_links(&path);
+                match target {
+                    "file" => assert_eq!(found.unwrap(), place("file")),
+                    _ => assert_eq!(found.unwrap_err().raw_os_error(), Some(libc::EISDIR)),
+                }
+            }
+        }
     }
 }
