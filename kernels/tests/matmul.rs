@@ -393,6 +393,35 @@ fn hostile_weights_and_activations_agree_between_paths() {
 }
 
 #[test]
+fn rows_of_nonsense_do_not_show_in_those_before_them_which_are_read_on_into_them() {
+    for &format in Format::ALL {
+        // Rows that end within 256 columns where blocks are shorter than that.
+        let case = Case::new(5, format, 37, 9, 3);
+        let row_bytes = case.weights().row_bytes();
+        let mut mixed = case.bytes.clone();
+        for row in (1..case.rows).step_by(2) {
+            mixed[1 + row * row_bytes..][..row_bytes].fill(0xff);
+        }
+        let mixed = Case {
+            bytes: mixed,
+            ..Case::new(5, format, 37, 9, 3)
+        };
+        for kernels in Kernels::all() {
+            for tokens in [0..1, 0..3] {
+                let expected = case.product(&kernels, &inline(), tokens.clone());
+                let found = mixed.product(&kernels, &inline(), tokens);
+                let sound = |out: &[f32]| -> Vec<u32> {
+                    let rows = out.chunks_exact(case.rows);
+                    rows.flat_map(|row| bits(row).into_iter().step_by(2))
+                        .collect()
+                };
+                assert_eq!(sound(&found), sound(&expected), "{format} {kernels:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn shapes_that_do_not_fit_are_refused() {
     assert!(Matrix::new(Format::Q4_K, 1, 128, &[0; 72]).is_err());
     assert!(Matrix::new(Format::Q4_0, 2, 32, &[0; 18]).is_err());

@@ -2,13 +2,29 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::NamedTempFile;
 
 /// Symbolic links that lead to a file, one to another, at most; as many as Linux follows.
 const LINKS_MAX: usize = 40;
+
+/// The files of this process that are not whole yet.
+static UNFINISHED: Unfinished = Unfinished(Mutex::new(Vec::new()));
+
+/// Files that are not whole yet, which an end of the process would leave behind.
+#[derive(Debug)]
+struct Unfinished(Mutex<Vec<PathBuf>>);
+
+/// Counts a file among the unfinished ones as long as it is held.
+#[derive(Debug)]
+struct Unfinishedness {
+    among: &'static Unfinished,
+    path: PathBuf,
+}
 
 /// A file that is written beside its place, and moved there when it is whole. Dropped before
 /// that, it leaves nothing behind.
@@ -16,24 +32,72 @@ const LINKS_MAX: usize = 40;
 pub(crate) struct WholeFile {
     file: NamedTempFile,
     path: PathBuf,
+    unfinished: Unfinishedness,
+}
+
+impl Unfinished {
+    fn paths(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&'static self, path: &Path, mode: u32) -> io::Result<WholeFile> {
+        let path = end_of_links(path)?;
+        // Held while the file is made, so that none is missed.
+        let mut paths = self.paths();
+        let file = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(mode))
+            .tempfile_in(folder_of(&path));
+        let file = file.map_err(without_path)?;
+        paths.push(file.path().to_owned());
+        let unfinished = Unfinishedness {
+            among: self,
+            path: file.path().to_owned(),
+        };
+        Ok(WholeFile {
+            file,
+            path,
+            unfinished,
+        })
+    }
+
+    /// Removes them all; none begins or becomes whole while the guard is held.
+    fn remove(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        let paths = self.paths();
+        for path in paths.iter() {
+            // One that has just become whole is no longer there.
+            let _ = fs::remove_file(path);
+        }
+        paths
+    }
+}
+
+impl Drop for Unfinishedness {
+    fn drop(&mut self) {
+        self.among.paths().retain(|path| *path != self.path);
+    }
+}
+
+/// Ends the process, and leaves no file behind that another thread has not finished.
+pub(crate) fn exit(status: i32) -> ! {
+    let _none_begins = UNFINISHED.remove();
+    std::process::exit(status)
 }
 
 impl WholeFile {
     /// Begins the file for `path`. Where a symbolic link is there, what it leads to is
     /// replaced. `mode` are the permissions of a new file, less what the process leaves out.
     pub(crate) fn begin(path: &Path, mode: u32) -> io::Result<Self> {
-        let path = end_of_links(path)?;
-        let file = tempfile::Builder::new()
-            .permissions(Permissions::from_mode(mode))
-            .tempfile_in(folder_of(&path));
-        let file = file.map_err(without_path)?;
-        Ok(Self { file, path })
+        UNFINISHED.begin(path, mode)
     }
 
     /// Moves the file to its place when it is on the disk. Where a file is there, its
     /// permissions are kept.
     pub(crate) fn finish(self) -> io::Result<()> {
-        let Self { file, path } = self;
+        let Self {
+            file,
+            path,
+            unfinished: _unfinished,
+        } = self;
         if path.exists() {
             file.as_file()
                 .set_permissions(fs::metadata(&path)?.permissions())?;
@@ -75,17 +139,27 @@ pub(crate) fn begins_with(mut file: impl Read, magic: [u8; 8]) -> io::Result<boo
     }
 }
 
-/// The path that symbolic links at `path` lead to, whether or not anything is there.
+/// The path that symbolic links at `path` lead to, whether or not anything is there. An error
+/// where they lead in a circle, or to what only a folder can be.
 pub(crate) fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..=LINKS_MAX {
         match fs::read_link(&path) {
             Ok(target) => path = folder_of(&path).join(target),
+            Err(_) if is_spelt_as_folder(&path) => {
+                return Err(io::Error::from_raw_os_error(libc::EISDIR));
+            }
             // What is no link ends them; what cannot be looked at is noticed in its use.
             Err(_) => return Ok(path),
         }
     }
     Err(io::Error::other("symbolic links lead in a circle"))
+}
+
+/// Whether a path ends as only a folder's does, which [`Path`] itself passes over.
+fn is_spelt_as_folder(path: &Path) -> bool {
+    let path = path.as_os_str().as_bytes();
+    [&b"/"[..], b"/."].iter().any(|end| path.ends_with(end))
 }
 
 /// A new file in the folder of `path`, which is gone again unless it is kept.
@@ -117,5 +191,45 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     match folder.sync_all() {
         Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_not_whole_can_be_removed_by_another_and_is_then_an_error() {
+        static HERE: Unfinished = Unfinished(Mutex::new(Vec::new()));
+        let folder = tempfile::tempdir().unwrap();
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        let begin = |name: &str| HERE.begin(&folder.path().join(name), 0o600).unwrap();
+        begin("whole").finish().unwrap();
+        drop(begin("given up"));
+        let mut file = begin("half");
+        file.write_all(b"some of it").unwrap();
+        assert_eq!(names(), 2);
+        assert_eq!(HERE.remove().len(), 1);
+        assert_eq!(names(), 1);
+        assert!(file.finish().is_err());
+        assert!(folder.path().join("whole").exists());
+        assert!(HERE.paths().is_empty());
+    }
+
+    #[test]
+    fn links_that_end_where_only_a_folder_can_be_are_no_place_of_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        for target in ["file", "nothing/", "nothing/."] {
+            let _ = fs::remove_file(place("link"));
+            std::os::unix::fs::symlink(target, place("link")).unwrap();
+            for path in [place(target), place("link")] {
+                let found = end_of_links(&path);
+                match target {
+                    "file" => assert_eq!(found.unwrap(), place("file")),
+                    _ => assert_eq!(found.unwrap_err().raw_os_error(), Some(libc::EISDIR)),
+                }
+            }
+        }
     }
 }

@@ -11,6 +11,7 @@ use futures_core::Stream;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::tell;
+use crate::whole_file::exit;
 use crate::{Error, Token, TokenStream};
 
 /// A signal that asks the process to end.
@@ -135,7 +136,7 @@ impl Interrupts {
             tell(&format!(
                 "error: {signal}, again; what was not saved is lost"
             ));
-            std::process::exit(signal.exit_status().into())
+            exit(signal.exit_status().into())
         })
     }
 
