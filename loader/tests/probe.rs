@@ -102,6 +102,26 @@ fn the_knee_is_the_smallest_ring_that_is_nearly_the_fastest() {
 }
 
 #[test]
+fn a_ring_lasts_for_some_milliseconds_unless_that_displaces_much() {
+    let curve = Curve {
+        points: vec![
+            point(4 << 20, 2, 3.1e9),
+            point(2 << 20, 8, 3.0e9),
+            point(2 << 20, 32, 3.0e9),
+        ],
+    };
+    let ring = |rest_bytes, ring_bytes_max| {
+        let point = curve.fastest_for(rest_bytes, ring_bytes_max);
+        point.map(|point| point.ring_bytes() >> 20)
+    };
+    assert_eq!(ring(800 << 20, 100 << 20), Some(16));
+    // An eighth of it is less than 16 MiB, or there is no room for so much.
+    assert_eq!(ring(100 << 20, 100 << 20), Some(8));
+    assert_eq!(ring(800 << 20, 12 << 20), Some(8));
+    assert_eq!(ring(800 << 20, 4 << 20), None);
+}
+
+#[test]
 fn between_measured_points_a_rate_lies_between_theirs_and_beyond_them_it_is_the_last() {
     let curve = Curve {
         points: vec![
