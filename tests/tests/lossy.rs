@@ -33,7 +33,8 @@ fn reading(experts: usize) -> LossyRouting {
     }
 }
 
-/// Settings with slots for about half of the experts, and these experts.
+/// Settings with slots for half of the experts, or as many as there are before shorter chunks
+/// make room for all, and these experts.
 fn with_half_the_slots(model: &Path) -> (Settings, Experts) {
     // Exact answers are compared read by read, and guesses have reads of their own.
     let base = Settings {
@@ -52,13 +53,18 @@ fn with_half_the_slots(model: &Path) -> (Settings, Experts) {
             .as_ref()
             .map_or(usize::MAX, |planned| planned.slots)
     };
+    let all = of.layers * of.count;
     let mut budget = smallest_budget(model, &base);
+    let mut found = with_budget(&base, budget);
     loop {
         let settings = with_budget(&base, budget);
         let plan = Blueprint::new(model, settings.clone()).unwrap().plan;
-        assert!(slots(&plan) < of.layers * of.count, "{}", model.display());
-        if slots(&plan) * 2 >= of.layers * of.count {
-            return (settings, of);
+        if slots(&plan) >= all {
+            return (found, of);
+        }
+        found = settings;
+        if slots(&plan) * 2 >= all {
+            return (found, of);
         }
         budget += 4096;
     }
