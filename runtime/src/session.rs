@@ -33,7 +33,7 @@ use twox_hash::XxHash64;
 use crate::hashing::Hashing;
 use crate::whole_file::{begins_with, end_of_links, file_beside, write_whole};
 
-const MAGIC: [u8; 8] = *b"EMELSESS";
+pub(crate) const MAGIC: [u8; 8] = *b"EMELSESS";
 /// Changes whenever what follows it is laid out or computed otherwise.
 const VERSION: u32 = 2;
 /// Flags.

@@ -9,6 +9,8 @@ use std::time::Duration;
 use emel_loader::gguf::Extent;
 use emel_loader::reader::Faults;
 
+use crate::random::SplitMix64;
+
 /// How often what goes wrong: one call in so many; 0 for never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rates {
@@ -48,7 +50,7 @@ pub struct SeededFaults {
 
 #[derive(Debug)]
 struct State {
-    random: u64,
+    random: SplitMix64,
     /// Places whose last answer was EIO.
     failed: HashSet<u64>,
     /// From here on every read fails for ever, with this error.
@@ -76,7 +78,7 @@ impl SeededFaults {
         Arc::new(Self {
             rates,
             state: Mutex::new(State {
-                random: seed,
+                random: SplitMix64(seed),
                 failed: HashSet::new(),
                 broken: None,
                 counts: Counts::default(),
@@ -105,17 +107,8 @@ impl SeededFaults {
 }
 
 impl State {
-    /// SplitMix64: enough to choose by.
-    fn next(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     fn one_in(&mut self, rate: u64) -> bool {
-        rate > 0 && self.next().is_multiple_of(rate)
+        rate > 0 && self.random.draw().is_multiple_of(rate)
     }
 
     fn passing(&mut self, code: i32) -> io::Result<usize> {
@@ -151,7 +144,7 @@ impl Faults for SeededFaults {
         let count = answer?;
         if count > 1 && state.one_in(self.rates.short) {
             state.counts.short += 1;
-            return Ok(1 + state.next() as usize % (count - 1));
+            return Ok(1 + state.random.draw() as usize % (count - 1));
         }
         Ok(count)
     }
@@ -163,6 +156,6 @@ impl Faults for SeededFaults {
         }
         state.counts.delays += 1;
         let nanoseconds = self.rates.delay_max.as_nanos() as u64;
-        Duration::from_nanos(state.next() % nanoseconds.max(1))
+        Duration::from_nanos(state.random.draw() % nanoseconds.max(1))
     }
 }

@@ -17,6 +17,7 @@ use emel_kernels::{
     ActivationFormat, Activations, Format, Kernels, Matrix, OutputView, Pool, Product,
     Q8Activations,
 };
+use emel_loader::probe::median;
 
 const COLUMNS: usize = 3072;
 const DECODE_BYTES: usize = 384 << 20;
@@ -110,8 +111,8 @@ impl Bench<'_> {
         }
         let bytes = weights.len() as f64 / 1e9;
         (
-            bytes / median(product_seconds),
-            bytes / median(probe_seconds),
+            bytes / of_rounds(product_seconds),
+            bytes / of_rounds(probe_seconds),
         )
     }
 
@@ -123,7 +124,7 @@ impl Bench<'_> {
         let mut product = || self.multiply(&weights, PREFILL_ROWS, &inputs, &mut output);
         product();
         let all = (0..ROUNDS).map(|_| seconds(&mut product)).collect();
-        (PREFILL_ROWS * PREFILL_TOKENS * COLUMNS) as f64 / 1e9 / median(all)
+        (PREFILL_ROWS * PREFILL_TOKENS * COLUMNS) as f64 / 1e9 / of_rounds(all)
     }
 
     fn row_bytes(&self) -> usize {
@@ -200,7 +201,7 @@ fn seconds(work: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
+/// The median of all rounds.
+fn of_rounds(mut seconds: Vec<f64>) -> f64 {
+    median(&mut seconds).expect("more than no rounds")
 }

@@ -4,7 +4,7 @@ use emel_loader::weights::{Pass, Weights};
 
 use crate::model::{Model, random};
 use crate::{
-    check_pass, check_rows, check_unit, every_reader, open, open_files, poll_and_drop, run,
+    check_full_pass, check_rows, check_unit, every_reader, open, open_files, poll_and_drop, run,
     units_of,
 };
 
@@ -43,13 +43,7 @@ fn cancels_at_any_place_lose_no_slot_and_no_byte() {
                 }
             }
             for _ in 0..2 {
-                run(check_pass(
-                    &model,
-                    &plan,
-                    &mut weights,
-                    Pass::Full,
-                    Pass::Full,
-                ));
+                run(check_full_pass(&model, &plan, &mut weights));
             }
         }
     });
@@ -94,13 +88,7 @@ fn a_step_that_panics_leaves_weights_that_serve() {
                 });
             }));
             assert!(panicked.is_err());
-            run(check_pass(
-                &model,
-                &plan,
-                &mut weights,
-                Pass::Full,
-                Pass::Full,
-            ));
+            run(check_full_pass(&model, &plan, &mut weights));
         }
     });
 }

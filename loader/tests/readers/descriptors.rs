@@ -8,7 +8,7 @@ use emel_loader::weights::{Pass, Weights};
 use emel_tests::run::in_process_of_its_own;
 
 use crate::model::Model;
-use crate::{check_pass, every_reader, open_files};
+use crate::{check_full_pass, every_reader, open_files};
 
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
@@ -36,13 +36,7 @@ fn without_descriptors_a_reader_fails_to_open_or_serves() {
             let opened = runtime.block_on(Weights::open(&files, &plan, backend, &mut |_| {}));
             match opened {
                 Ok(mut weights) => {
-                    runtime.block_on(check_pass(
-                        &model,
-                        &plan,
-                        &mut weights,
-                        Pass::Full,
-                        Pass::Full,
-                    ));
+                    runtime.block_on(check_full_pass(&model, &plan, &mut weights));
                 }
                 Err(error) => {
                     println!("{} with {spare}: {error}", backend.name());

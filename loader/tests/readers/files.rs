@@ -10,7 +10,9 @@ use emel_loader::weights::{Pass, Weights};
 use emel_tests::run::READERS;
 
 use crate::model::{Model, PAGE, random};
-use crate::{check_pass, check_rows, check_unit, every_reader, in_time, open, open_files, run};
+use crate::{
+    check_full_pass, check_rows, check_unit, every_reader, in_time, open, open_files, run,
+};
 
 #[test]
 fn a_file_that_became_shorter_is_an_error_that_says_what_is_missing() {
@@ -67,7 +69,7 @@ fn a_file_that_became_shorter_is_an_error_that_says_what_is_missing() {
                     .unwrap();
                 file.sync_all().unwrap();
                 run(async {
-                    check_pass(&model, &plan, &mut weights, Pass::Full, Pass::Full).await;
+                    check_full_pass(&model, &plan, &mut weights).await;
                     check_rows(&model, &mut weights, &[5, 96]).await;
                 });
             }
@@ -110,13 +112,7 @@ fn a_file_that_shrinks_in_the_middle_of_passes_gives_right_bytes_or_an_error() {
                     .unwrap();
                 weights.restart();
             }
-            run(check_pass(
-                &model,
-                &plan,
-                &mut weights,
-                Pass::Full,
-                Pass::Full,
-            ));
+            run(check_full_pass(&model, &plan, &mut weights));
         });
     }
 }
@@ -155,13 +151,7 @@ fn a_file_that_is_deleted_after_opening_is_still_read() {
         let plan = model.streamed();
         let mut weights = open(&model, &plan, backend);
         fs::remove_file(&model.paths[0]).unwrap();
-        run(check_pass(
-            &model,
-            &plan,
-            &mut weights,
-            Pass::Full,
-            Pass::Full,
-        ));
+        run(check_full_pass(&model, &plan, &mut weights));
     });
 }
 

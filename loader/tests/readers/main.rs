@@ -92,6 +92,11 @@ pub(crate) async fn check_pass(
     }
 }
 
+/// A pass with the head, before another such.
+pub(crate) async fn check_full_pass(model: &Model, plan: &Plan, weights: &mut Weights) {
+    check_pass(model, plan, weights, Pass::Full, Pass::Full).await;
+}
+
 pub(crate) async fn check_rows(model: &Model, weights: &mut Weights, rows: &[usize]) {
     let mut seen = vec![0; rows.len()];
     let extents = rows.iter().map(|&row| model.row(row));

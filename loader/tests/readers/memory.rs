@@ -8,7 +8,9 @@ use emel_loader::reader::Backend;
 use emel_loader::weights::Pass;
 
 use crate::model::{PAGE, large_model};
-use crate::{check_pass, check_rows, check_unit, every_reader, in_time, open, open_files, run};
+use crate::{
+    check_full_pass, check_rows, check_unit, every_reader, in_time, open, open_files, run,
+};
 
 fn resident_pages(path: &Path) -> usize {
     cached_pages(path).unwrap().resident as usize
@@ -40,7 +42,7 @@ fn reads_through_the_page_cache_are_right_and_leave_little_in_it() {
             let mut weights = open_files(&files, &plan, backend);
             for _ in 0..3 {
                 run(async {
-                    check_pass(&model, &plan, &mut weights, Pass::Full, Pass::Full).await;
+                    check_full_pass(&model, &plan, &mut weights).await;
                     check_rows(&model, &mut weights, &[0, 1, 50, 3000]).await;
                 });
             }

@@ -10,20 +10,21 @@ use emel_loader::plan::{Plan, Residency, held_bytes};
 use emel_loader::unit::{Stage, WeightUse, partition};
 use emel_loader::weights::Pass;
 use emel_tests::gguf_writer::GgufWriter;
+use emel_tests::random::SplitMix64;
 use tempfile::TempDir;
 
 pub(crate) const PAGE: usize = 4096;
 
-/// SplitMix64: enough to choose by.
-pub(crate) struct Random(pub(crate) u64);
+/// What the tests choose by.
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(SplitMix64(seed))
+    }
+
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     pub(crate) fn below(&mut self, limit: usize) -> usize {
@@ -50,7 +51,7 @@ impl Random {
 /// A random generator whose seed a failing run prints.
 pub(crate) fn random(seed: u64) -> Random {
     println!("seed {seed:#x}");
-    Random(seed)
+    Random::new(seed)
 }
 
 pub(crate) struct Model {
@@ -66,7 +67,7 @@ pub(crate) struct Model {
 /// Layers of matrices of many sizes at every offset that is a multiple of 32, and an
 /// embedding that is the head too.
 pub(crate) fn writer() -> GgufWriter {
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let mut writer = GgufWriter::new("llama");
     let mut add = |name: String, columns: usize, rows: usize| {
         let data = random.bytes(columns * rows);
@@ -237,7 +238,7 @@ pub(crate) fn large_model() -> Model {
     let path = folder.path().join("model.gguf");
     let dims = [ROW as u64, ROWS as u64];
     GgufWriter::new("llama")
-        .tensor("a", TensorType::I8, &dims, Random(9).bytes(ROW * ROWS))
+        .tensor("a", TensorType::I8, &dims, Random::new(9).bytes(ROW * ROWS))
         .write(&path)
         .unwrap();
     Model::of_tensors(folder, path)

@@ -10,7 +10,9 @@ use emel_loader::weights::{Pass, Weights};
 use emel_tests::gguf_writer::GgufWriter;
 
 use crate::model::{Model, PAGE, Random, random};
-use crate::{check_pass, check_rows, every_reader, open, open_files, poll_and_drop, run};
+use crate::{
+    check_full_pass, check_pass, check_rows, every_reader, open, open_files, poll_and_drop, run,
+};
 
 #[test]
 fn every_unit_of_every_pass_has_the_bytes_of_the_file() {
@@ -20,13 +22,7 @@ fn every_unit_of_every_pass_has_the_bytes_of_the_file() {
             let mut weights = open(&model, &plan, backend);
             assert_eq!(weights.backend(), backend);
             for _ in 0..5 {
-                run(check_pass(
-                    &model,
-                    &plan,
-                    &mut weights,
-                    Pass::Full,
-                    Pass::Full,
-                ));
+                run(check_full_pass(&model, &plan, &mut weights));
             }
         }
     });
@@ -56,7 +52,7 @@ fn the_plans_of_every_budget_are_served() {
             let mut weights = open(&model, &plan, backend);
             run(async {
                 for _ in 0..2 {
-                    check_pass(&model, &plan, &mut weights, Pass::Full, Pass::Full).await;
+                    check_full_pass(&model, &plan, &mut weights).await;
                     check_rows(&model, &mut weights, &[0, 96, 3]).await;
                 }
             });
@@ -88,7 +84,7 @@ fn every_misalignment_of_an_offset_is_read_right() {
     every_reader(|backend| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
-        let mut random = Random(3);
+        let mut random = Random::new(3);
         let mut writer = GgufWriter::new("llama");
         // 4128 is 129 times 32: each tensor starts 32 bytes further into a page.
         for index in 0..129 {
@@ -111,13 +107,7 @@ fn every_misalignment_of_an_offset_is_read_right() {
         for plan in model.plans() {
             let mut weights = open(&model, &plan, backend);
             for _ in 0..2 {
-                run(check_pass(
-                    &model,
-                    &plan,
-                    &mut weights,
-                    Pass::Full,
-                    Pass::Full,
-                ));
+                run(check_full_pass(&model, &plan, &mut weights));
             }
         }
     });
@@ -130,7 +120,7 @@ fn the_last_bytes_of_a_file_of_any_length_are_read() {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("model.gguf");
             let bytes = 5 * PAGE + extra;
-            let data = Random(extra as u64).bytes(bytes);
+            let data = Random::new(extra as u64).bytes(bytes);
             GgufWriter::new("llama")
                 .tensor("a", TensorType::I8, &[bytes as u64], data)
                 .write(&path)
@@ -144,13 +134,7 @@ fn the_last_bytes_of_a_file_of_any_length_are_read() {
             for direct in [true, false] {
                 let mut weights = open_files(&model.files(direct), &plan, backend);
                 for _ in 0..3 {
-                    run(check_pass(
-                        &model,
-                        &plan,
-                        &mut weights,
-                        Pass::Full,
-                        Pass::Full,
-                    ));
+                    run(check_full_pass(&model, &plan, &mut weights));
                 }
             }
             let read = model.files(true).read(&extent).unwrap();
@@ -237,7 +221,7 @@ fn rows_have_the_bytes_of_the_file_pinned_or_not_in_any_number() {
                     weights.begin_pass(Pass::Full, Pass::Full);
                     check_rows(&model, &mut weights, &rows).await;
                     check_rows(&model, &mut weights, &vec![96; count]).await;
-                    check_pass(&model, &plan, &mut weights, Pass::Full, Pass::Full).await;
+                    check_full_pass(&model, &plan, &mut weights).await;
                 }
             });
         }
@@ -296,13 +280,7 @@ fn a_pass_reads_what_it_streams_and_no_more_than_the_alignment_besides() {
         assert!(loaded.bytes_read <= plan.pinned_bytes());
         let passes = 10;
         for _ in 0..passes {
-            run(check_pass(
-                &model,
-                &plan,
-                &mut weights,
-                Pass::Full,
-                Pass::Full,
-            ));
+            run(check_full_pass(&model, &plan, &mut weights));
         }
         let read = weights.statistics();
         let reads = read.reads - loaded.reads;

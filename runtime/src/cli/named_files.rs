@@ -12,7 +12,8 @@ use anyhow::{Context, bail};
 use super::output::{OutputFile, create_output, is_standard_output};
 use crate::blueprint::Blueprint;
 use crate::error::Error;
-use crate::experts::heat;
+use crate::experts::{heat, trace};
+use crate::session;
 use crate::whole_file::{end_of_links, folder_of};
 
 /// What an output is, as it completes "cannot write".
@@ -34,9 +35,9 @@ pub enum OutputKind {
 /// by a model either: it may be the only copy of gigabytes.
 const KEPT: [(&[u8], &str, Option<OutputKind>); 4] = [
     (b"GGUF", "a model", None),
-    (b"EMELHEAT", "what emel has learnt about a model", None),
-    (b"EMELSESS", "a session", None),
-    (b"EMELTRCE", "a trace", Some(OutputKind::Trace)),
+    (&heat::MAGIC, "what emel has learnt about a model", None),
+    (&session::MAGIC, "a session", None),
+    (&trace::MAGIC, "a trace", Some(OutputKind::Trace)),
 ];
 
 /// The files that the options of a command have named so far.

@@ -29,7 +29,7 @@ use super::MixtureShape;
 use super::coactivation::Coactivation;
 use crate::hashing::Hashing;
 
-const MAGIC: [u8; 8] = *b"EMELTRCE";
+pub(crate) const MAGIC: [u8; 8] = *b"EMELTRCE";
 const VERSION: u32 = 1;
 /// As far as a trace is held in memory, of which it takes no more than in the file, and its
 /// replay up to four times as much.

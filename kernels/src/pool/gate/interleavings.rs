@@ -30,9 +30,10 @@ impl Count {
     }
 }
 
-/// `preemptions` are switches from a thread that could go on: bugs of this kind need
-/// two, and each more makes the model many times longer.
-fn model(workers: usize, runs: usize, preemptions: usize) {
+/// A gate with its workers, in every order of their steps. `preemptions` are switches from a
+/// thread that could go on: bugs of this kind need two, and each more makes the model many
+/// times longer.
+fn with_workers(workers: usize, preemptions: usize, runs: impl Fn(&Gate) + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(move || {
@@ -43,16 +44,7 @@ fn model(workers: usize, runs: usize, preemptions: usize) {
                 loom::thread::spawn(move || gate.serve(worker))
             })
             .collect();
-        for _ in 0..runs {
-            // Gone after each run, as the closure is.
-            let counts: Vec<Count> = (0..=workers).map(|_| Count(UnsafeCell::new(0))).collect();
-            let panic = gate.run(&|worker: usize| counts[worker].add(), || {
-                counts[0].add();
-                None
-            });
-            assert!(panic.is_none());
-            assert!(counts.iter().all(|count| count.get() == 1));
-        }
+        runs(&gate);
         gate.close();
         for thread in threads {
             thread.join().unwrap();
@@ -60,21 +52,31 @@ fn model(workers: usize, runs: usize, preemptions: usize) {
     });
 }
 
+fn counts(count: usize) -> Vec<Count> {
+    (0..count).map(|_| Count(UnsafeCell::new(0))).collect()
+}
+
+fn model(workers: usize, runs: usize, preemptions: usize) {
+    with_workers(workers, preemptions, move |gate| {
+        for _ in 0..runs {
+            // Gone after each run, as the closure is.
+            let counts = counts(workers + 1);
+            let panic = gate.run(&|worker: usize| counts[worker].add(), || {
+                counts[0].add();
+                None
+            });
+            assert!(panic.is_none());
+            assert!(counts.iter().all(|count| count.get() == 1));
+        }
+    });
+}
+
 /// Runs of so many tasks each, which the workers take from each other.
 fn model_of_tasks(workers: usize, runs: &'static [usize], preemptions: usize) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(move || {
-        let gate = Arc::new(Gate::new(workers));
+    with_workers(workers, preemptions, move |gate| {
         let cursors = Cursors::new(workers + 1);
-        let threads: Vec<_> = (1..=workers)
-            .map(|worker| {
-                let gate = Arc::clone(&gate);
-                loom::thread::spawn(move || gate.serve(worker))
-            })
-            .collect();
         for &tasks in runs {
-            let counts: Vec<Count> = (0..tasks).map(|_| Count(UnsafeCell::new(0))).collect();
+            let counts = counts(tasks);
             let work = |worker| cursors.work(worker, tasks, |task| counts[task].add());
             cursors.rewind(tasks);
             let panic = gate.run(&work, || {
@@ -83,10 +85,6 @@ fn model_of_tasks(workers: usize, runs: &'static [usize], preemptions: usize) {
             });
             assert!(panic.is_none());
             assert!(counts.iter().all(|count| count.get() == 1));
-        }
-        gate.close();
-        for thread in threads {
-            thread.join().unwrap();
         }
     });
 }
