@@ -43,19 +43,21 @@ fn record(backend: Backend) -> (Vec<Event>, u64, Duration, Duration) {
             let outcome = generator.pass(batch, Pass::Full, &|| false).await;
             assert!(outcome.is_ok());
         }
-        let bytes_read = settled(&generator, &trace, loaded.bytes_read);
+        let (events, bytes_read) = settled(&generator, &trace, loaded.bytes_read);
         let wait = generator.reading().wait - loaded.wait;
-        (trace.events(), bytes_read, wait, generator.compute())
+        (events, bytes_read, wait, generator.compute())
     })
 }
 
-/// Waits until reads ahead have ended, and have been recorded and counted.
-fn settled(generator: &Generator, trace: &Trace, bytes_before: u64) -> u64 {
+/// The events and the bytes read, of a moment at which no read was counted and not yet recorded
+/// or the reverse: reads ahead go on after a pass.
+fn settled(generator: &Generator, trace: &Trace, bytes_before: u64) -> (Vec<Event>, u64) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let counted = generator.reading().bytes_read - bytes_before;
-        if counted == read_bytes(&trace.events()) {
-            return counted;
+        let events = trace.events();
+        if counted == read_bytes(&events) {
+            return (events, counted);
         }
         assert!(Instant::now() < deadline, "{counted} bytes read");
         std::thread::sleep(Duration::from_millis(5));
