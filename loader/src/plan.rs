@@ -443,7 +443,7 @@ fn measured_shape(
 ) -> Option<(usize, u64)> {
     let ring_bytes_max = for_weights / RING_SHARE;
     let rest_bytes = weight_bytes.saturating_sub(for_weights);
-    let point = curve.fastest_for(rest_bytes, ring_bytes_max)?;
+    let point = curve.fastest_for(weight_bytes, rest_bytes, ring_bytes_max)?;
     let unit_bytes = point.block_bytes.max(unit_bytes_min);
     let slots = point.depth.max(SLOTS_MIN as usize);
     let fits = slots as u64 * unit_bytes <= ring_bytes_max;

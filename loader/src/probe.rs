@@ -15,25 +15,25 @@ use std::time::{Duration, Instant};
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::files::{OpenFile, OpenFiles};
 use crate::gguf::Extent;
-use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
+use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::slots::SlotTable;
 
 /// A point whose rate is this part of the best one is as good, in percent.
 const NEARLY_BEST_PERCENT: f64 = 97.0;
+/// Rates that differ by less are taken for the same, in percent of the best: two measurements
+/// of a point differ by 3 % mostly, and by 8 at times.
+const SAME_RATE_PERCENT: f64 = 95.0;
 /// Parts of the time in which all points are measured once: the fewest that have a median.
 const ROUNDS: u32 = 3;
 /// Bytes that a step computes on in a second, about as many as two cores do.
 const STEP_BYTES_PER_SECOND: f64 = 25e9;
 
-/// What a read costs a pass besides its bytes, as measured with 3 billion weights in four
-/// budgets (0.08 to 0.14 ms): threads wake each other, and a fork and a join.
-pub const READ_SECONDS: f64 = 1e-4;
-/// Reading that a ring is to hold. Of 1.7 GB in 900 and 1300 MiB, rings of 16 and 32 MiB, which
-/// last for 5 ms and more, decoded at 0.86 to 1.05 of the drive's rate, most of them above 0.93,
-/// and smaller ones at 0.81 to 0.92.
-const BUFFER_SECONDS: f64 = 0.004;
-/// What a ring that lasts so long may be of the bytes that are read without it.
-const BUFFER_SHARE: f64 = 0.125;
+/// What is lost whenever a ring has been read once, as profiled with 3 billion weights in 900
+/// and 1300 MiB: half of it lands, and the other half is on its way 60 microseconds later.
+pub const TURN_SECONDS: f64 = 1.2e-4;
+/// What a step costs besides the bytes it computes on, as profiled with 3 billion weights in
+/// 872 of them: a fork and a join, inputs quantised, the unit handed over.
+pub const STEP_SECONDS: f64 = 7e-6;
 
 /// What a drive gives at one size and number of reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,31 +77,41 @@ impl Curve {
         fast.min_by_key(|point| point.ring_bytes()).copied()
     }
 
-    /// The point whose ring takes at most `ring_bytes_max` and that reads
-    /// `rest_bytes`, and what the ring displaces besides, in the least time. Every byte
-    /// of the ring is one that cannot be pinned.
+    /// The point whose ring takes at most `ring_bytes_max` and with which a pass over
+    /// `weight_bytes` takes the least time, of which `rest_bytes`, and what the ring
+    /// displaces besides, are read. Every byte of the ring is one that cannot be pinned; a
+    /// small ring is read more often, and small units are more steps.
     ///
-    /// A pass does not take blocks as evenly as the probe: while it computes on what is pinned,
-    /// a small ring is full and the drive idle. So rings that last for `BUFFER_SECONDS` come
-    /// first, where they do not displace more than `BUFFER_SHARE` of what is read.
-    pub fn fastest_for(&self, rest_bytes: u64, ring_bytes_max: u64) -> Option<Point> {
+    /// Rates within 5 % of the best one count as equal, for they are no more exact than that.
+    /// Of rings that take nearly the least time it is the largest: it keeps the drive busy for
+    /// longer while a step or the system takes its time.
+    pub fn fastest_for(
+        &self,
+        weight_bytes: u64,
+        rest_bytes: u64,
+        ring_bytes_max: u64,
+    ) -> Option<Point> {
+        let enough = self.best()?.bytes_per_second * SAME_RATE_PERCENT / 100.0;
         let seconds = |point: &Point| {
             let bytes = (rest_bytes + point.ring_bytes()) as f64;
-            let reads = bytes / point.block_bytes.max(1) as f64;
-            bytes / point.bytes_per_second.max(1.0) + reads * READ_SECONDS
+            let rate = point.bytes_per_second.clamp(1.0, enough.max(1.0));
+            let turns = bytes / point.ring_bytes().max(1) as f64;
+            let steps = weight_bytes as f64 / point.block_bytes.max(1) as f64;
+            bytes / rate + turns * TURN_SECONDS + steps * STEP_SECONDS
         };
-        let lasts = |point: &&Point| {
-            let ring_bytes = point.ring_bytes() as f64;
-            ring_bytes >= BUFFER_SECONDS * point.bytes_per_second
-                && ring_bytes <= BUFFER_SHARE * rest_bytes as f64
+        let points = self.points.iter();
+        let fitting: Vec<(&Point, f64)> = points
+            .filter(|point| point.ring_bytes() <= ring_bytes_max)
+            .map(|point| (point, seconds(point)))
+            .collect();
+        let least = fitting.iter().map(|it| it.1).min_by(f64::total_cmp)?;
+        let nearly_least = least * 100.0 / NEARLY_BEST_PERCENT;
+        let good = fitting.iter().filter(|it| it.1 <= nearly_least);
+        let by_size = |a: &&(&Point, f64), b: &&(&Point, f64)| {
+            let by_time = || b.1.total_cmp(&a.1);
+            a.0.ring_bytes().cmp(&b.0.ring_bytes()).then_with(by_time)
         };
-        let fitting = || {
-            let points = self.points.iter();
-            points.filter(|point| point.ring_bytes() <= ring_bytes_max)
-        };
-        let by_time = |a: &&Point, b: &&Point| seconds(a).total_cmp(&seconds(b));
-        let lasting = fitting().filter(lasts).min_by(by_time);
-        lasting.or_else(|| fitting().min_by(by_time)).copied()
+        good.max_by(by_size).map(|it| *it.0)
     }
 
     /// The rate of a ring of `depth` slots of `block_bytes`. Between points it lies between
@@ -268,9 +278,10 @@ pub fn median(numbers: &mut [f64]) -> Option<f64> {
     }
 }
 
-/// A reader and its buffers, cut anew for every size of reads.
+/// Readers and their buffers, cut anew for every size of reads.
 struct Probe<'a> {
-    reader: Box<dyn Reader>,
+    // One for each depth, as a ring of that many slots has it.
+    readers: Vec<(usize, Box<dyn Reader>)>,
     table: Arc<SlotTable>,
     arena: Arc<Arena>,
     files: &'a OpenFiles,
@@ -301,10 +312,16 @@ impl<'a> Probe<'a> {
             .as_mut_slice()
             .chunks_mut(PAGE_BYTES)
             .for_each(|page| page[0] = 1);
-        let reader =
-            reader::open(backend, files, Vec::new(), depth, Some(depth)).map_err(refused)?;
+        let mut depths: Vec<usize> = points.iter().map(|point| point.depth).collect();
+        depths.sort_unstable();
+        depths.dedup();
+        let reader_for = |depth: usize| {
+            let limits = ReadLimits::at_once(depth, Some(depth)).with_ring(depth);
+            Ok((depth, reader::open(backend, files, Vec::new(), limits)?))
+        };
+        let readers: io::Result<_> = depths.into_iter().map(reader_for).collect();
         Ok(Self {
-            reader,
+            readers: readers.map_err(refused)?,
             table: SlotTable::new(depth),
             arena,
             files,
@@ -317,6 +334,11 @@ impl<'a> Probe<'a> {
     async fn turn(&mut self, point: &Point, time: Duration) -> Result<(u64, Duration), ReadError> {
         let started = Instant::now();
         let step = Duration::from_secs_f64(point.block_bytes as f64 / STEP_BYTES_PER_SECOND);
+        let of_depth = self
+            .readers
+            .iter()
+            .position(|(depth, _)| *depth == point.depth);
+        let reader = of_depth.expect("every depth has its reader");
         let mut extents = vec![None; point.depth];
         let mut bytes = 0;
         let mut outcome = Ok(());
@@ -325,14 +347,14 @@ impl<'a> Probe<'a> {
             let mut lands = false;
             for (slot, place) in extents.iter_mut().enumerate() {
                 if let Some(extent) = place.take() {
-                    match self.taken(slot, &extent, step).await {
+                    match self.taken(reader, slot, &extent, step).await {
                         Ok(()) => bytes += extent.bytes,
                         Err(error) => outcome = Err(error),
                     }
                     lands = true;
                 }
                 if !ends {
-                    *place = Some(self.begin(slot, point.block_bytes));
+                    *place = Some(self.begin(reader, slot, point.block_bytes));
                 }
             }
             if ends && !lands {
@@ -341,20 +363,27 @@ impl<'a> Probe<'a> {
         }
     }
 
-    fn begin(&mut self, slot: usize, block_bytes: u64) -> Extent {
+    fn begin(&mut self, reader: usize, slot: usize, block_bytes: u64) -> Extent {
         let extent = self.next_extent(block_bytes);
         let bytes = block_bytes as usize;
         let buffer = self.arena.buffer(slot * bytes, bytes, None);
-        self.reader.submit(ReadRequest {
+        let reader = &self.readers[reader].1;
+        reader.submit(ReadRequest {
             extent,
-            buffer: self.reader.backend().needs_buffers().then_some(buffer),
+            buffer: reader.backend().needs_buffers().then_some(buffer),
             completion: self.table.begin(slot),
         });
         extent
     }
 
     /// Waits for a block and holds it for as long as `step`.
-    async fn taken(&self, slot: usize, extent: &Extent, step: Duration) -> Result<(), ReadError> {
+    async fn taken(
+        &self,
+        reader: usize,
+        slot: usize,
+        extent: &Extent,
+        step: Duration,
+    ) -> Result<(), ReadError> {
         let taken = poll_fn(|context| {
             self.table.register(context.waker());
             self.table.poll_take(slot)
@@ -365,7 +394,7 @@ impl<'a> Probe<'a> {
             std::hint::spin_loop();
         }
         self.table.give_back(slot);
-        self.reader.release(extent);
+        self.readers[reader].1.release(extent);
         Ok(())
     }
 

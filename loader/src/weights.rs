@@ -29,7 +29,7 @@ use crate::expert_slots::EXPERT_READS;
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held, held_bytes};
-use crate::reader::{self, Backend, ReadError, ReadRequest, Reader};
+use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::slots::{SlotTable, TracedRead};
 use crate::trace::{Activity, Trace};
 use crate::unit::Unit;
@@ -168,7 +168,12 @@ impl Weights {
         let in_use_max = plan
             .streams()
             .then(|| extents_in_use_max(plan, table.len()));
-        let reader = reader::open(backend, files, registered, table.len(), in_use_max)
+        let mut limits = ReadLimits::at_once(table.len(), in_use_max);
+        // Experts are wanted all at once.
+        if plan.slots > 0 && plan.expert_slots.is_none() {
+            limits = limits.with_ring(slots);
+        }
+        let reader = reader::open(backend, files, registered, limits)
             .map_err(|source| WeightsError::Reader { backend, source })?;
         let experts = Experts::new(plan, &arena_of)?;
         let slots_planned = plan.expert_slots.as_ref();

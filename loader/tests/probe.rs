@@ -102,23 +102,25 @@ fn the_knee_is_the_smallest_ring_that_is_nearly_the_fastest() {
 }
 
 #[test]
-fn a_ring_lasts_for_some_milliseconds_unless_that_displaces_much() {
+fn a_ring_grows_with_what_it_reads_and_small_units_cost_steps() {
+    // All as fast, but for what a measurement is out by.
     let curve = Curve {
         points: vec![
-            point(4 << 20, 2, 3.1e9),
-            point(2 << 20, 8, 3.0e9),
-            point(2 << 20, 32, 3.0e9),
+            point(256 << 10, 32, 3.05e9),
+            point(4 << 20, 2, 3.0e9),
+            point(4 << 20, 4, 2.99e9),
+            point(4 << 20, 8, 3.0e9),
         ],
     };
-    let ring = |rest_bytes, ring_bytes_max| {
-        let point = curve.fastest_for(rest_bytes, ring_bytes_max);
-        point.map(|point| point.ring_bytes() >> 20)
+    let ring = |rest_bytes: u64, ring_bytes_max: u64| {
+        let point = curve.fastest_for(4 << 30, rest_bytes << 20, ring_bytes_max << 20);
+        point.map(|point| (point.depth, point.ring_bytes() >> 20))
     };
-    assert_eq!(ring(800 << 20, 100 << 20), Some(16));
-    // An eighth of it is less than 16 MiB, or there is no room for so much.
-    assert_eq!(ring(100 << 20, 100 << 20), Some(8));
-    assert_eq!(ring(800 << 20, 12 << 20), Some(8));
-    assert_eq!(ring(800 << 20, 4 << 20), None);
+    assert_eq!(ring(100, 100), Some((2, 8)));
+    assert_eq!(ring(300, 100), Some((4, 16)));
+    assert_eq!(ring(800, 100), Some((8, 32)));
+    assert_eq!(ring(4000, 12), Some((2, 8)));
+    assert_eq!(ring(800, 4), None);
 }
 
 #[test]

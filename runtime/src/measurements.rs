@@ -22,7 +22,7 @@ use tempfile::NamedTempFile;
 use crate::whole_file::write_whole;
 
 /// The first line of each kind of file. A format that changes gets another number.
-const DRIVE_HEAD: &str = "emel-drive 2";
+const DRIVE_HEAD: &str = "emel-drive 3";
 const COMPUTE_HEAD: &str = "emel-compute 2";
 /// More than any of the files has.
 const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -476,16 +476,16 @@ mod tests {
         for text in [
             "",
             "emel-compute 2\npoint 1048576 8 1 1\n",
-            "emel-drive 2\npoint 1048576 8 1\n",
-            "emel-drive 2\npoint 0 8 1 1\n",
-            "emel-drive 2\npoint 1048576 99999999 1 1\n",
-            "emel-drive 2\npoint 1048576 8 nan 1\n",
-            "emel-drive 2\npoint 1048576 8 -1 1\n",
-            "emel-drive 2\npoint 1048576 8 inf 1\n",
-            "emel-drive 2\npoint 1048576 8 1e300 1\n",
-            "emel-drive 2\npoint 1048576 8 1e-300 1\n",
-            "emel-drive 2\npoint 1048576 8 1 0\n",
-            "emel-drive 2\npoint 1048576 8 1 4294967295\n",
+            "emel-drive 3\npoint 1048576 8 1\n",
+            "emel-drive 3\npoint 0 8 1 1\n",
+            "emel-drive 3\npoint 1048576 99999999 1 1\n",
+            "emel-drive 3\npoint 1048576 8 nan 1\n",
+            "emel-drive 3\npoint 1048576 8 -1 1\n",
+            "emel-drive 3\npoint 1048576 8 inf 1\n",
+            "emel-drive 3\npoint 1048576 8 1e300 1\n",
+            "emel-drive 3\npoint 1048576 8 1e-300 1\n",
+            "emel-drive 3\npoint 1048576 8 1 0\n",
+            "emel-drive 3\npoint 1048576 8 1 4294967295\n",
             "\u{1b}[31m\n",
         ] {
             std::fs::write(&path, text).unwrap();
@@ -498,7 +498,7 @@ mod tests {
         assert!(kept.drive(folder.path(), Backend::Ring).is_err());
         std::fs::write(&path, "emel-drive 1\npoint 1048576 8 1\n").unwrap();
         assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);
-        std::fs::write(&path, "emel-drive 2\n").unwrap();
+        std::fs::write(&path, "emel-drive 3\n").unwrap();
         assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);
     }
 

@@ -9,15 +9,19 @@
 
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertUse};
 use emel_loader::plan::{ExpertSlotsPlan, Plan, Residency};
-use emel_loader::probe::{Curve, READ_SECONDS};
+use emel_loader::probe::{Curve, STEP_SECONDS, TURN_SECONDS};
 
 use crate::blueprint::Blueprint;
 use crate::experts::heat::Heat;
 use crate::measurements::ComputeRates;
 
-/// What a step costs besides the bytes it computes on, as profiled with 3 billion weights in
-/// 872 of them: a fork and a join, inputs quantised, the unit handed over.
-const STEP_SECONDS: f64 = 7e-6;
+/// What it costs a layer to ask for the experts it misses and to hear of the last, as measured
+/// with a mixture in three budgets.
+const WAVE_SECONDS: f64 = 2e-4;
+/// By how much of the time that is computed the drive falls behind: both go through memory. In
+/// profiles of 3 billion weights, half a ring of 8 MiB took 84 microseconds, 285 for each MiB,
+/// and 0.14 to 0.18 of the time that was computed meanwhile.
+const CONTENTION: f64 = 0.16;
 /// Steps of the experts of a layer: gate and up, then down.
 const EXPERT_STEPS: f64 = 2.0;
 
@@ -69,13 +73,13 @@ impl Prediction {
         let rate = drive_bytes_per_second(blueprint)?;
         let curve = blueprint.settings.drive.as_ref()?;
         let plan = &blueprint.plan;
+        let turns = plan.streamed_bytes() as f64 / plan.ring_bytes().max(1) as f64;
         let units = Seconds {
-            reading: plan.streamed_bytes() as f64 / rate,
+            reading: plan.streamed_bytes() as f64 / rate + turns * TURN_SECONDS,
             computing: units_compute_seconds(blueprint, rates)? * (1.0 + streamed_share(plan))
                 + unit_steps(plan) as f64 * STEP_SECONDS,
         };
-        let streamed = (plan.residency.iter()).filter(|it| **it == Residency::Streamed);
-        let mut seconds = units.overlapped() + streamed.count() as f64 * READ_SECONDS;
+        let mut seconds = units.overlapped();
         let mut all = units;
         let planned = plan.expert_slots.as_ref();
         let miss_share = misses.map_or(0.0, MissShare::value);
@@ -102,12 +106,16 @@ impl Prediction {
 /// Time in which some experts of so many bytes land that are asked for together, with a
 /// drive that has nothing else to do before and after.
 fn wave_seconds(curve: &Curve, expert_bytes: u64, experts: usize) -> f64 {
-    let reads = experts * EXPERT_PARTS;
     let part_bytes = expert_bytes / EXPERT_PARTS as u64;
-    let rate = curve
-        .bytes_per_second(part_bytes, reads)
-        .unwrap_or(f64::MAX);
+    let rate = wave_bytes_per_second(curve, part_bytes, experts);
+    let rate = rate.unwrap_or(f64::MAX);
     (experts as u64 * expert_bytes) as f64 / rate
+}
+
+/// What a drive gives while it reads some experts in parts of so many bytes: as much as to a
+/// ring of twice as many slots, half of which are in flight.
+fn wave_bytes_per_second(curve: &Curve, part_bytes: u64, experts: usize) -> Option<f64> {
+    curve.bytes_per_second(part_bytes, 2 * EXPERT_PARTS * experts)
 }
 
 /// What it takes to read and to compute something.
@@ -120,7 +128,8 @@ struct Seconds {
 impl Seconds {
     /// If one goes on beside the other.
     fn overlapped(self) -> f64 {
-        self.reading.max(self.computing)
+        self.computing
+            .max(self.reading + CONTENTION * self.computing)
     }
 }
 
@@ -154,7 +163,7 @@ impl Layer<'_> {
         for (misses, chance) in chances(self.used, miss_share) {
             let reading = match misses {
                 0 => 0.0,
-                _ => 2.0 * READ_SECONDS + (self.reading)(misses) + self.computing,
+                _ => WAVE_SECONDS + (self.reading)(misses) + self.computing,
             };
             seconds += chance * computing.max(reading);
         }
@@ -184,9 +193,7 @@ pub fn drive_bytes_per_second(blueprint: &Blueprint) -> Option<f64> {
     let curve = blueprint.settings.drive.as_ref()?;
     match &plan.expert_slots {
         _ if plan.slots > 0 => curve.bytes_per_second(mean_read_bytes(plan), plan.slots),
-        Some(experts) => {
-            curve.bytes_per_second(expert_read_bytes(experts), experts.used * EXPERT_PARTS)
-        }
+        Some(experts) => wave_bytes_per_second(curve, expert_read_bytes(experts), experts.used),
         None => None,
     }
 }
@@ -257,14 +264,14 @@ mod tests {
     #[test]
     fn experts_in_memory_are_only_computed_and_others_are_read_first() {
         assert_near(layer(8, 1e-4).seconds(0.0), 8e-4);
-        let all = 2.0 * READ_SECONDS + 8.0 * 7e-4 + 1e-4;
+        let all = WAVE_SECONDS + 8.0 * 7e-4 + 1e-4;
         assert_near(layer(8, 1e-4).seconds(1.0), all);
     }
 
     #[test]
     fn misses_of_a_layer_hide_behind_its_hits_only_as_far_as_these_take() {
-        let one_of_two = 2.0 * READ_SECONDS + 7e-4 + 1e-4;
-        let both = 2.0 * READ_SECONDS + 2.0 * 7e-4 + 1e-4;
+        let one_of_two = WAVE_SECONDS + 7e-4 + 1e-4;
+        let both = WAVE_SECONDS + 2.0 * 7e-4 + 1e-4;
         let expected = 0.25 * 2e-4 + 0.5 * one_of_two + 0.25 * both;
         assert_near(layer(2, 1e-4).seconds(0.5), expected);
         assert_near(layer(8, 1e-2).seconds(0.1), 8e-2);
@@ -278,7 +285,7 @@ mod tests {
             bytes_per_second,
         };
         let curve = Curve {
-            points: vec![point(3, 1e9), point(24, 3e9)],
+            points: vec![point(6, 1e9), point(48, 3e9)],
         };
         let bytes = 3 << 20;
         assert_near(wave_seconds(&curve, bytes, 1), bytes as f64 / 1e9);

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use emel_loader::files::OpenFiles;
-use emel_loader::reader;
+use emel_loader::reader::{self, ReadLimits};
 
 use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usage, blueprint};
 
@@ -13,7 +13,7 @@ use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usa
 pub static READERS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
     let starts = |backend: &Backend| {
         let files = Arc::new(OpenFiles::default());
-        let outcome = reader::open(*backend, &files, Vec::new(), 1, None);
+        let outcome = reader::open(*backend, &files, Vec::new(), ReadLimits::at_once(1, None));
         if let Err(error) = &outcome {
             eprintln!("skipped: the {} reader: {error}", backend.name());
         }

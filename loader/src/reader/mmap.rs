@@ -21,7 +21,7 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::schedule::run_at_once;
-use super::{Backend, ReadError, ReadRequest, Reader};
+use super::{Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::arena::{PAGE_BYTES, View};
 use crate::files::{OpenFiles, Window};
 use crate::gguf::Extent;
@@ -61,12 +61,8 @@ struct Maps {
 impl MmapReader {
     /// With an `in_use_max`, bytes will be released, so that the kernel should bring in
     /// no more than what is asked for.
-    pub(super) fn start(
-        files: Arc<OpenFiles>,
-        depth: usize,
-        in_use_max: Option<usize>,
-    ) -> io::Result<Self> {
-        let streams = in_use_max.is_some();
+    pub(super) fn start(files: Arc<OpenFiles>, limits: ReadLimits) -> io::Result<Self> {
+        let streams = limits.in_use_max.is_some();
         let maps = files
             .iter()
             .map(|file| {
@@ -89,12 +85,12 @@ impl MmapReader {
             streams,
             // A read that nobody wants may be given back after its slot is free again.
             in_use: Mutex::new(InUse::with_capacity(
-                in_use_max.map_or(0, |count| count + THREADS_MAX),
+                limits.in_use_max.map_or(0, |count| count + THREADS_MAX),
             )),
         });
         // A slot may have its last bytes to give back and its next read to begin.
-        let (calls, calls_made) = bounded(2 * depth.max(1));
-        let (requests, advised) = bounded(depth.max(1));
+        let (calls, calls_made) = bounded(2 * limits.depth.max(1));
+        let (requests, advised) = bounded(limits.depth.max(1));
         let start = |name: String, body: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(body)
         };

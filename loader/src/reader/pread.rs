@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{Receiver, Sender, bounded};
 
 use super::schedule::run_at_once;
-use super::{Backend, IN_FLIGHT_MAX, Progress, ReadRequest, Reader};
+use super::{Backend, Progress, ReadLimits, ReadRequest, Reader};
 use crate::files::OpenFiles;
 
 pub(super) struct PreadReader {
@@ -18,9 +18,9 @@ pub(super) struct PreadReader {
 }
 
 impl PreadReader {
-    pub(super) fn start(files: Arc<OpenFiles>, depth: usize) -> io::Result<Self> {
-        let (sender, receiver) = bounded(depth);
-        let threads = (0..depth.clamp(1, IN_FLIGHT_MAX))
+    pub(super) fn start(files: Arc<OpenFiles>, limits: ReadLimits) -> io::Result<Self> {
+        let (sender, receiver) = bounded(limits.depth);
+        let threads = (0..limits.in_flight)
             .map(|index| {
                 let files = Arc::clone(&files);
                 let receiver = receiver.clone();

@@ -3,8 +3,9 @@
 //! The thread submits and reaps, nothing else: all that is queued goes to the kernel in
 //! one call, which also waits for the next completion. Files and slots are registered,
 //! so that the kernel looks neither up for each read. An event descriptor, polled by the
-//! ring itself, tells the thread of new requests. Everything is made at the start; a
-//! read allocates nothing.
+//! ring itself, tells the thread of new requests. When reads have landed, others take their
+//! places before anybody hears of it. Everything is made at the start; a read allocates
+//! nothing.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -17,7 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::queue::{Bell, Queue};
 use super::ring_thread::RingThread;
-use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest};
+use super::{Backend, Progress, ReadError, ReadLimits, ReadRequest};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
@@ -68,13 +69,12 @@ impl Bell for EventBell {
 pub(super) fn start(
     files: Arc<OpenFiles>,
     ring_buffers: Vec<SlotBuffer>,
-    depth: usize,
+    limits: ReadLimits,
 ) -> io::Result<RingThread<EventBell>> {
-    let depth = depth.max(1);
-    let queue = Queue::new(depth, EventBell::new()?);
+    let queue = Queue::new(limits.depth.max(1), EventBell::new()?);
     RingThread::start(Backend::Ring, queue, move |queue, started| {
         // The kernel wants a ring to be used by the thread that made it.
-        match Lane::open(files, queue, ring_buffers, depth.min(IN_FLIGHT_MAX)) {
+        match Lane::open(files, queue, ring_buffers, limits.in_flight) {
             Ok(mut lane) => {
                 let _ = started.send(Ok(lane.has_registered_buffers));
                 lane.serve();
@@ -181,6 +181,8 @@ struct Lane {
     in_flight: Box<[Option<InFlight>]>,
     // Places in `in_flight` that are `None`.
     free: Vec<usize>,
+    // Reads that have come to their end and are not reported yet.
+    landed: Vec<(InFlight, Result<(), ReadError>)>,
     files: Arc<OpenFiles>,
     has_registered_files: bool,
     has_registered_buffers: bool,
@@ -195,18 +197,19 @@ impl Lane {
         files: Arc<OpenFiles>,
         queue: Arc<Queue<EventBell>>,
         mut ring_buffers: Vec<SlotBuffer>,
-        depth: usize,
+        in_flight: usize,
     ) -> io::Result<Self> {
         // One for each read, and one for the bell.
-        let entries = (depth + 1).next_power_of_two();
+        let entries = (in_flight + 1).next_power_of_two();
         let ring = build_ring(entries as u32)?;
         check_operations(&ring)?;
         Ok(Self {
             has_registered_files: register_files(&ring, &files),
             has_registered_buffers: register_buffers(&ring, &mut ring_buffers),
             ring,
-            in_flight: (0..depth).map(|_| None).collect(),
-            free: (0..depth).rev().collect(),
+            in_flight: (0..in_flight).map(|_| None).collect(),
+            free: (0..in_flight).rev().collect(),
+            landed: Vec::with_capacity(in_flight),
             files,
             queue,
             refusals: Refusals::default(),
@@ -218,16 +221,22 @@ impl Lane {
     fn serve(&mut self) {
         self.listen();
         loop {
-            if self.queue.bell.is_closed() {
+            let is_closed = self.queue.bell.is_closed();
+            if is_closed {
                 self.queue.clear();
-                if self.is_idle() {
-                    return;
-                }
             } else {
                 self.accept();
             }
+            let mut outcome = Ok(());
+            if !self.landed.is_empty() {
+                outcome = self.submit();
+                self.report();
+            }
+            if is_closed && self.is_idle() {
+                return;
+            }
             // What is in flight then is seen to when the lane is dropped.
-            if self.enter().is_err() {
+            if outcome.and_then(|()| self.enter()).is_err() {
                 return;
             }
             while let Some((place, result)) = self.completion() {
@@ -320,6 +329,13 @@ impl Lane {
         Ok(())
     }
 
+    /// Hands what took the places of landed reads to the kernel, so that the drive has it
+    /// while those are reported.
+    fn submit(&mut self) -> io::Result<()> {
+        // What the kernel has no memory for now, `enter` hands over again.
+        self.refusals.hear(self.ring.submit()).map(drop)
+    }
+
     /// The next completion that is there: whose, and its result.
     fn completion(&mut self) -> Option<(u64, i32)> {
         let entry = self.ring.completion().next()?;
@@ -327,7 +343,7 @@ impl Lane {
         Some((entry.user_data(), entry.result()))
     }
 
-    /// Takes the outcome of the read at `place`, and goes on with it or reports it.
+    /// Takes the outcome of the read at `place`, and goes on with it or lets it be reported.
     fn land(&mut self, place: usize, result: i32) {
         let Some(mut read) = self.in_flight.get_mut(place).and_then(Option::take) else {
             return;
@@ -337,18 +353,24 @@ impl Lane {
             Ok(count) => Ok(count),
             Err(_) => Err(io::Error::from_raw_os_error(-result)),
         };
-        match read.progress.record(file, outcome) {
-            Ok(false) => {
-                self.in_flight[place] = Some(read);
-                self.read(place);
-            }
-            Ok(true) => {
-                self.free.push(place);
-                read.request.succeed(file, read.buffer, &read.progress);
-            }
-            Err(error) => {
-                self.free.push(place);
-                read.request.completion.fail(error);
+        let recorded = read.progress.record(file, outcome);
+        if let Ok(false) = recorded {
+            self.in_flight[place] = Some(read);
+            return self.read(place);
+        }
+        self.free.push(place);
+        self.landed.push((read, recorded.map(drop)));
+    }
+
+    /// Tells those who wait what has landed.
+    fn report(&mut self) {
+        for (read, outcome) in self.landed.drain(..) {
+            match outcome {
+                Ok(()) => {
+                    let file = self.files.get(read.request.extent.file);
+                    read.request.succeed(file, read.buffer, &read.progress);
+                }
+                Err(error) => read.request.completion.fail(error),
             }
         }
     }

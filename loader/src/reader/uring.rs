@@ -16,7 +16,7 @@ use tokio_uring::fs::File;
 
 use super::queue::{Bell, Queue};
 use super::ring_thread::RingThread;
-use super::{Backend, IN_FLIGHT_MAX, Progress, ReadError, ReadRequest};
+use super::{Backend, Progress, ReadError, ReadLimits, ReadRequest};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
 
@@ -38,12 +38,12 @@ impl Bell for Semaphore {
 pub(super) fn start(
     files: Arc<OpenFiles>,
     ring_buffers: Vec<SlotBuffer>,
-    depth: usize,
+    limits: ReadLimits,
 ) -> io::Result<RingThread<Semaphore>> {
-    let depth = depth.max(1);
-    let queue = Queue::new(depth, Semaphore::new(0));
+    let queue = Queue::new(limits.depth.max(1), Semaphore::new(0));
     RingThread::start(Backend::Uring, queue, move |queue, started| {
-        let opened = start_runtime(depth).and_then(|runtime| Ok((runtime, open(&files)?)));
+        let opened =
+            start_runtime(limits.in_flight).and_then(|runtime| Ok((runtime, open(&files)?)));
         let (runtime, handles) = match opened {
             Ok(opened) => opened,
             Err(error) => return drop(started.send(Err(error))),
@@ -57,19 +57,19 @@ pub(super) fn start(
                 registry,
                 queue,
             };
-            serve(lane, depth.min(IN_FLIGHT_MAX)).await;
+            serve(lane, limits.in_flight).await;
         });
     })
 }
 
-fn start_runtime(depth: usize) -> io::Result<tokio_uring::Runtime> {
+fn start_runtime(in_flight: usize) -> io::Result<tokio_uring::Runtime> {
     let mut ring = tokio_uring::uring_builder();
     // Completions are reaped when the thread enters the kernel anyway, so it need
     // not be interrupted for them.
     ring.setup_coop_taskrun();
     let mut builder = tokio_uring::builder();
     builder
-        .entries(depth.next_power_of_two() as u32)
+        .entries(in_flight.next_power_of_two() as u32)
         .uring_builder(&ring);
     tokio_uring::Runtime::new(&builder)
 }
@@ -92,9 +92,9 @@ fn open(files: &OpenFiles) -> io::Result<Vec<File>> {
         .collect()
 }
 
-async fn serve(lane: Lane, depth: usize) {
+async fn serve(lane: Lane, in_flight: usize) {
     let lane = Rc::new(lane);
-    let tasks: Vec<_> = (0..depth)
+    let tasks: Vec<_> = (0..in_flight)
         .map(|_| {
             let lane = Rc::clone(&lane);
             tokio_uring::spawn(async move { lane.run().await })

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{Plan, PlanInputs, ROW_SLOTS, Residency};
-use emel_loader::reader::{self, Backend, ReadRequest};
+use emel_loader::reader::{self, Backend, ReadLimits, ReadRequest};
 use emel_loader::slots::SlotTable;
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::gguf_writer::GgufWriter;
@@ -149,7 +149,8 @@ fn slots_are_taken_in_another_order_than_their_reads_end() {
     let model = Model::new();
     let plan = model.streamed();
     let table = SlotTable::new(8);
-    let reader = reader::open(Backend::Mmap, &model.files(true), Vec::new(), 8, None).unwrap();
+    let limits = ReadLimits::at_once(8, None);
+    let reader = reader::open(Backend::Mmap, &model.files(true), Vec::new(), limits).unwrap();
     let mut random = random(0x51);
     for _ in 0..50 {
         for slot in 0..8 {
