@@ -163,7 +163,7 @@ fn a_plan_goes_by_a_drive_that_has_been_measured() {
     let budget = streaming_budget(&model);
     let unknown = result(plan(&model, Path::new("/dev/null"), &budget));
     assert!(unknown.contains("a drive of 1 GiB/s allows "), "{unknown}");
-    let cache = cache_with(&model, "emel-drive 2\npoint 1048576 8 2147483648 1\n");
+    let cache = cache_with(&model, "emel-drive 3\npoint 1048576 8 2147483648 1\n");
     let drive = result(plan(&model, cache.path(), &budget));
     assert!(drive.contains("this drive's 2.00 GiB/s allow "), "{drive}");
     let kernels = emel_kernels::Kernels::from_environment().unwrap().name();
@@ -176,7 +176,7 @@ fn a_plan_goes_by_a_drive_that_has_been_measured() {
 #[test]
 fn a_damaged_measurement_is_told_in_a_line_and_passed_over() {
     let model = llama();
-    let cache = cache_with(&model, "emel-drive 2\npoint one 8 2 1\n");
+    let cache = cache_with(&model, "emel-drive 3\npoint one 8 2 1\n");
     let output = plan(&model, cache.path(), "64M");
     let notes = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(notes.lines().count(), 1, "{notes}");
