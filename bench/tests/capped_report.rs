@@ -202,7 +202,7 @@ fn a_report_reads_as_what_was_found() {
         "| processor | A / processor, 2 usable |",
         "| cap | emel | emel, mapped | llama.cpp | the drive's limit | emel to llama.cpp |",
         "| 400.0 MiB | 3.00 (2.00–4.00) | failed | 1.00 (1.00–1.00) | 2.00 | 3.00 (2.00–4.00) |",
-        "| drive, MiB/s | 8 at a time |",
+        "| drive, MiB/s | 8 slots |",
         "| 1024 KiB | 1000 |",
         "| emel | yes | 3.00 (2.00–4.00) | 3.00 | 500.0 | 7000 | – | 12 | 75% | 399 | – | – | – | 55 |",
         "| llama.cpp, repacked | no | killed | – | – | – | – | – | – | – | – | 1 | – | – |",

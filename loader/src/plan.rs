@@ -24,7 +24,7 @@ const SLOT_BYTES_MAX: u64 = 2 << 20;
 const UNIT_BYTES_MIN: u64 = (256 << 10) - PAGE_BYTES as u64;
 /// A ring deeper than this hides no more latency, and takes what could be pinned.
 const SLOTS_MAX: u64 = 16;
-/// Reads that are under way before reads grow.
+/// Slots of a ring before they grow.
 const SLOTS_WANTED: u64 = 8;
 /// All weights are cut into as many units at least, so that there is something to pin.
 const UNITS_MIN: u64 = 16;
@@ -432,7 +432,7 @@ fn weight_bytes(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
         .sum()
 }
 
-/// The ring with which a pass is read in the least time from a drive that has been
+/// The ring with which a pass takes the least time, by what a drive gives that has been
 /// measured: slots, and the bytes of the largest unit. `None` where no measured one is
 /// small enough.
 fn measured_shape(

@@ -1,5 +1,5 @@
-//! The probe: how many bytes per second a drive gives, by the size of reads and how many
-//! are under way.
+//! The probe: how many bytes per second a drive gives to a ring, by the size of its slots and
+//! their number.
 //!
 //! It reads the model's own files through the reader that will stream them, as a pass
 //! does: blocks are taken in order, and each is held for as long as a step computes on
@@ -18,7 +18,8 @@ use crate::gguf::Extent;
 use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::slots::SlotTable;
 
-/// A point whose rate is this part of the best one is as good, in percent.
+/// A point whose rate is this part of the best one is as good, in percent, and so is one that
+/// takes the least time but for this part.
 const NEARLY_BEST_PERCENT: f64 = 97.0;
 /// Rates that differ by less are taken for the same, in percent of the best: two measurements
 /// of a point differ by 3 % mostly, and by 8 at times.
@@ -28,19 +29,20 @@ const ROUNDS: u32 = 3;
 /// Bytes that a step computes on in a second, about as many as two cores do.
 const STEP_BYTES_PER_SECOND: f64 = 25e9;
 
-/// What is lost whenever a ring has been read once, as profiled with 3 billion weights in 900
-/// and 1300 MiB: half of it lands, and the other half is on its way 60 microseconds later.
-pub const TURN_SECONDS: f64 = 1.2e-4;
+/// What is lost whenever the reads in flight have landed together and others take their place:
+/// fitted to what rings of 4 to 32 MiB decode at with 3 billion weights in 900 and 1300 MiB,
+/// beside what the probe measures, which has nothing else to do than to hear of them.
+const HAND_OVER_SECONDS: f64 = 6e-5;
 /// What a step costs besides the bytes it computes on, as profiled with 3 billion weights in
 /// 872 of them: a fork and a join, inputs quantised, the unit handed over.
 pub const STEP_SECONDS: f64 = 7e-6;
 
-/// What a drive gives at one size and number of reads.
+/// What a drive gives to one ring.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
     /// Bytes of a read.
     pub block_bytes: u64,
-    /// Reads that are under way or held.
+    /// Slots of the ring, half of which are in flight ([`ReadLimits::with_ring`]).
     pub depth: usize,
     /// Bytes that arrive in a second.
     pub bytes_per_second: f64,
@@ -80,7 +82,8 @@ impl Curve {
     /// The point whose ring takes at most `ring_bytes_max` and with which a pass over
     /// `weight_bytes` takes the least time, of which `rest_bytes`, and what the ring
     /// displaces besides, are read. Every byte of the ring is one that cannot be pinned; a
-    /// small ring is read more often, and small units are more steps.
+    /// small ring is handed over more often, and small units are more steps, which count in full
+    /// though a slow drive hides them.
     ///
     /// Rates within 5 % of the best one count as equal, for they are no more exact than that.
     /// Of rings that take nearly the least time it is the largest: it keeps the drive busy for
@@ -95,23 +98,23 @@ impl Curve {
         let seconds = |point: &Point| {
             let bytes = (rest_bytes + point.ring_bytes()) as f64;
             let rate = point.bytes_per_second.clamp(1.0, enough.max(1.0));
-            let turns = bytes / point.ring_bytes().max(1) as f64;
             let steps = weight_bytes as f64 / point.block_bytes.max(1) as f64;
-            bytes / rate + turns * TURN_SECONDS + steps * STEP_SECONDS
+            let lost = hand_over_seconds(bytes, point.block_bytes, point.depth);
+            bytes / rate + lost + steps * STEP_SECONDS
         };
         let points = self.points.iter();
-        let fitting: Vec<(&Point, f64)> = points
-            .filter(|point| point.ring_bytes() <= ring_bytes_max)
-            .map(|point| (point, seconds(point)))
-            .collect();
-        let least = fitting.iter().map(|it| it.1).min_by(f64::total_cmp)?;
-        let nearly_least = least * 100.0 / NEARLY_BEST_PERCENT;
-        let good = fitting.iter().filter(|it| it.1 <= nearly_least);
-        let by_size = |a: &&(&Point, f64), b: &&(&Point, f64)| {
-            let by_time = || b.1.total_cmp(&a.1);
-            a.0.ring_bytes().cmp(&b.0.ring_bytes()).then_with(by_time)
+        let fitting = || {
+            let points = self.points.iter();
+            points.filter(|point| point.ring_bytes() <= ring_bytes_max)
         };
-        good.max_by(by_size).map(|it| *it.0)
+        let least = fitting().map(seconds).min_by(f64::total_cmp)?;
+        let good = fitting().filter(|point| seconds(point) * NEARLY_BEST_PERCENT / 100.0 <= least);
+        let by_time = |a: &&Point, b: &&Point| seconds(a).total_cmp(&seconds(b));
+        let by_size = |a: &&Point, b: &&Point| {
+            let sizes = a.ring_bytes().cmp(&b.ring_bytes());
+            sizes.then_with(|| by_time(b, a))
+        };
+        good.max_by(by_size).copied()
     }
 
     /// The rate of a ring of `depth` slots of `block_bytes`. Between points it lies between
@@ -130,6 +133,14 @@ impl Curve {
         let known = nearest.filter_map(|size| Some((size as f64, of_size(size)?)));
         interpolated(known, block_bytes as f64)
     }
+}
+
+/// What is lost between reads while `bytes` go through a ring of `slots`.
+pub fn hand_over_seconds(bytes: f64, slot_bytes: u64, slots: usize) -> f64 {
+    let in_flight = ReadLimits::at_once(slots, None)
+        .with_ring(slots)
+        .in_flight();
+    bytes / (slot_bytes.max(1) * in_flight as u64) as f64 * HAND_OVER_SECONDS
 }
 
 /// The value at `place` between the nearest known ones on both sides of it, in proportion to
@@ -280,7 +291,7 @@ pub fn median(numbers: &mut [f64]) -> Option<f64> {
 
 /// Readers and their buffers, cut anew for every size of reads.
 struct Probe<'a> {
-    // One for each depth, as a ring of that many slots has it.
+    // By how many reads each has in flight.
     readers: Vec<(usize, Box<dyn Reader>)>,
     table: Arc<SlotTable>,
     arena: Arc<Arena>,
@@ -312,14 +323,18 @@ impl<'a> Probe<'a> {
             .as_mut_slice()
             .chunks_mut(PAGE_BYTES)
             .for_each(|page| page[0] = 1);
-        let mut depths: Vec<usize> = points.iter().map(|point| point.depth).collect();
-        depths.sort_unstable();
-        depths.dedup();
-        let reader_for = |depth: usize| {
-            let limits = ReadLimits::at_once(depth, Some(depth)).with_ring(depth);
-            Ok((depth, reader::open(backend, files, Vec::new(), limits)?))
+        let limits = |slots: usize| ReadLimits::at_once(depth, Some(depth)).with_ring(slots);
+        let mut in_flight: Vec<usize> = points
+            .iter()
+            .map(|point| limits(point.depth).in_flight())
+            .collect();
+        in_flight.sort_unstable();
+        in_flight.dedup();
+        let reader_for = |in_flight: usize| {
+            let limits = limits(2 * in_flight);
+            Ok((in_flight, reader::open(backend, files, Vec::new(), limits)?))
         };
-        let readers: io::Result<_> = depths.into_iter().map(reader_for).collect();
+        let readers: io::Result<_> = in_flight.into_iter().map(reader_for).collect();
         Ok(Self {
             readers: readers.map_err(refused)?,
             table: SlotTable::new(depth),
@@ -329,16 +344,18 @@ impl<'a> Probe<'a> {
         })
     }
 
+    /// The one with as many reads in flight as a ring of the point's slots has.
+    fn reader(&self, point: &Point) -> &dyn Reader {
+        let limits = ReadLimits::at_once(point.depth, None).with_ring(point.depth);
+        let found = self.readers.iter().find(|it| it.0 == limits.in_flight());
+        &*found.expect("every point has its reader").1
+    }
+
     /// Keeps a point's reads under way for a while, and lets them land. Returns the
     /// bytes read and the time it took.
     async fn turn(&mut self, point: &Point, time: Duration) -> Result<(u64, Duration), ReadError> {
         let started = Instant::now();
         let step = Duration::from_secs_f64(point.block_bytes as f64 / STEP_BYTES_PER_SECOND);
-        let of_depth = self
-            .readers
-            .iter()
-            .position(|(depth, _)| *depth == point.depth);
-        let reader = of_depth.expect("every depth has its reader");
         let mut extents = vec![None; point.depth];
         let mut bytes = 0;
         let mut outcome = Ok(());
@@ -347,14 +364,14 @@ impl<'a> Probe<'a> {
             let mut lands = false;
             for (slot, place) in extents.iter_mut().enumerate() {
                 if let Some(extent) = place.take() {
-                    match self.taken(reader, slot, &extent, step).await {
+                    match self.taken(point, slot, &extent, step).await {
                         Ok(()) => bytes += extent.bytes,
                         Err(error) => outcome = Err(error),
                     }
                     lands = true;
                 }
                 if !ends {
-                    *place = Some(self.begin(reader, slot, point.block_bytes));
+                    *place = Some(self.begin(point, slot));
                 }
             }
             if ends && !lands {
@@ -363,11 +380,11 @@ impl<'a> Probe<'a> {
         }
     }
 
-    fn begin(&mut self, reader: usize, slot: usize, block_bytes: u64) -> Extent {
-        let extent = self.next_extent(block_bytes);
-        let bytes = block_bytes as usize;
+    fn begin(&mut self, point: &Point, slot: usize) -> Extent {
+        let extent = self.next_extent(point.block_bytes);
+        let bytes = point.block_bytes as usize;
         let buffer = self.arena.buffer(slot * bytes, bytes, None);
-        let reader = &self.readers[reader].1;
+        let reader = self.reader(point);
         reader.submit(ReadRequest {
             extent,
             buffer: reader.backend().needs_buffers().then_some(buffer),
@@ -379,7 +396,7 @@ impl<'a> Probe<'a> {
     /// Waits for a block and holds it for as long as `step`.
     async fn taken(
         &self,
-        reader: usize,
+        point: &Point,
         slot: usize,
         extent: &Extent,
         step: Duration,
@@ -394,7 +411,7 @@ impl<'a> Probe<'a> {
             std::hint::spin_loop();
         }
         self.table.give_back(slot);
-        self.readers[reader].1.release(extent);
+        self.reader(point).release(extent);
         Ok(())
     }
 

@@ -36,7 +36,7 @@ use crate::unit::Unit;
 use pinned::Pinned;
 use ring::{Ring, SlotBuffers};
 
-/// Reads under way while pinned units are loaded.
+/// Reads asked for at a time while pinned units are loaded.
 const LOAD_DEPTH: usize = 8;
 
 /// Slots of the ring that a plan without one gets when its units are given back.
@@ -169,7 +169,8 @@ impl Weights {
             .streams()
             .then(|| extents_in_use_max(plan, table.len()));
         let mut limits = ReadLimits::at_once(table.len(), in_use_max);
-        // Experts are wanted all at once.
+        // Experts are wanted all at once, though a ring has to share the reader with them. A ring
+        // that takes the place of what is given back shares one made for loading.
         if plan.slots > 0 && plan.expert_slots.is_none() {
             limits = limits.with_ring(slots);
         }

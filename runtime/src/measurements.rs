@@ -21,7 +21,8 @@ use tempfile::NamedTempFile;
 
 use crate::whole_file::write_whole;
 
-/// The first line of each kind of file. A format that changes gets another number.
+/// The first line of each kind of file. A format that changes gets another number, and so does
+/// what is measured.
 const DRIVE_HEAD: &str = "emel-drive 3";
 const COMPUTE_HEAD: &str = "emel-compute 2";
 /// More than any of the files has.
@@ -496,7 +497,7 @@ mod tests {
         }
         std::fs::write(&path, [0xff; 100]).unwrap();
         assert!(kept.drive(folder.path(), Backend::Ring).is_err());
-        std::fs::write(&path, "emel-drive 1\npoint 1048576 8 1\n").unwrap();
+        std::fs::write(&path, "emel-drive 2\npoint 1048576 8 1 1\n").unwrap();
         assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);
         std::fs::write(&path, "emel-drive 3\n").unwrap();
         assert_eq!(kept.drive(folder.path(), Backend::Ring).unwrap(), None);

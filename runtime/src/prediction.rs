@@ -2,14 +2,14 @@
 //! kernels.
 //!
 //! Reading and computing overlap wherever units go through the ring: a token takes as long
-//! as the slower of the two, and what it costs to hand each read over. Experts are another
+//! as the slower of the two, and reading longer beside computing. Experts are another
 //! matter. Which ones a layer needs is known only when it has been routed, so its misses are
 //! read while its hits are computed, and nothing else is. How many it misses is known of
 //! models that have run before ([`MissCurve`](crate::experts::miss_curve::MissCurve)).
 
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertUse};
 use emel_loader::plan::{ExpertSlotsPlan, Plan, Residency};
-use emel_loader::probe::{Curve, STEP_SECONDS, TURN_SECONDS};
+use emel_loader::probe::{Curve, STEP_SECONDS, hand_over_seconds};
 
 use crate::blueprint::Blueprint;
 use crate::experts::heat::Heat;
@@ -19,8 +19,8 @@ use crate::measurements::ComputeRates;
 /// with a mixture in three budgets.
 const WAVE_SECONDS: f64 = 2e-4;
 /// By how much of the time that is computed the drive falls behind: both go through memory. In
-/// profiles of 3 billion weights, half a ring of 8 MiB took 84 microseconds, 285 for each MiB,
-/// and 0.14 to 0.18 of the time that was computed meanwhile.
+/// profiles of 3 billion weights, half a ring of 8 MiB took 0.14 to 0.18 of the time longer that
+/// was computed meanwhile.
 const CONTENTION: f64 = 0.16;
 /// Steps of the experts of a layer: gate and up, then down.
 const EXPERT_STEPS: f64 = 2.0;
@@ -73,9 +73,10 @@ impl Prediction {
         let rate = drive_bytes_per_second(blueprint)?;
         let curve = blueprint.settings.drive.as_ref()?;
         let plan = &blueprint.plan;
-        let turns = plan.streamed_bytes() as f64 / plan.ring_bytes().max(1) as f64;
+        let streamed_bytes = plan.streamed_bytes() as f64;
         let units = Seconds {
-            reading: plan.streamed_bytes() as f64 / rate + turns * TURN_SECONDS,
+            reading: streamed_bytes / rate
+                + hand_over_seconds(streamed_bytes, plan.slot_bytes as u64, plan.slots),
             computing: units_compute_seconds(blueprint, rates)? * (1.0 + streamed_share(plan))
                 + unit_steps(plan) as f64 * STEP_SECONDS,
         };
@@ -275,6 +276,14 @@ mod tests {
         let expected = 0.25 * 2e-4 + 0.5 * one_of_two + 0.25 * both;
         assert_near(layer(2, 1e-4).seconds(0.5), expected);
         assert_near(layer(8, 1e-2).seconds(0.1), 8e-2);
+    }
+
+    #[test]
+    fn computing_hides_behind_reading_but_for_what_it_takes_from_memory() {
+        let overlapped = |reading, computing| Seconds { reading, computing }.overlapped();
+        assert_near(overlapped(3.0, 1.0), 3.0 + CONTENTION);
+        assert_near(overlapped(1.0, 3.0), 3.0);
+        assert_near(overlapped(0.0, 2.0), 2.0);
     }
 
     #[test]

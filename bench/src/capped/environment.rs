@@ -29,12 +29,12 @@ pub struct Environment {
     pub drive: Vec<DrivePoint>,
 }
 
-/// What the drive gives at one size and number of reads.
+/// What the drive gives to one ring.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DrivePoint {
-    /// Bytes of a read.
+    /// Bytes of a slot.
     pub block_bytes: u64,
-    /// Reads that are under way or held.
+    /// Slots, half of which are in flight.
     pub depth: usize,
     /// Bytes that arrive in a second.
     pub bytes_per_second: f64,

@@ -152,7 +152,7 @@ impl Report {
         let depths: BTreeSet<usize> = points.iter().map(|point| point.depth).collect();
         let blocks: BTreeSet<u64> = points.iter().map(|point| point.block_bytes).collect();
         let mut head = vec!["drive, MiB/s".to_owned()];
-        head.extend(depths.iter().map(|depth| format!("{depth} at a time")));
+        head.extend(depths.iter().map(|depth| format!("{depth} slots")));
         let mut text = format!("\n{}{}", row(&head), rule(head.len()));
         for block in blocks {
             let mut cells = vec![format!("{} KiB", block >> 10)];

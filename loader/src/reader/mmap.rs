@@ -89,8 +89,8 @@ impl MmapReader {
             )),
         });
         // A slot may have its last bytes to give back and its next read to begin.
-        let (calls, calls_made) = bounded(2 * limits.depth.max(1));
-        let (requests, advised) = bounded(limits.depth.max(1));
+        let (calls, calls_made) = bounded(2 * limits.depth);
+        let (requests, advised) = bounded(limits.depth);
         let start = |name: String, body: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(body)
         };

@@ -142,21 +142,20 @@ impl ReadRequest {
 /// What a reader is asked for at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadLimits {
-    /// Reads asked for and not reported yet, at most.
-    pub depth: usize,
-    /// Reads of them that the drive works on; the others wait their turn, and each goes to the
-    /// drive as soon as another has landed.
-    pub in_flight: usize,
-    /// Extents asked for and not released yet, at most; `None` for weights that all stay.
-    pub in_use_max: Option<usize>,
+    depth: usize,
+    in_flight: usize,
+    in_use_max: Option<usize>,
 }
 
 impl ReadLimits {
-    /// Reads that are all wanted at once.
+    /// At most `depth` reads that are asked for and not reported yet, all wanted at once;
+    /// at most `in_use_max` extents that are asked for and not released yet, or `None` for
+    /// weights that all stay.
     pub fn at_once(depth: usize, in_use_max: Option<usize>) -> Self {
+        let depth = depth.max(1);
         Self {
             depth,
-            in_flight: depth.clamp(1, IN_FLIGHT_MAX),
+            in_flight: depth.min(IN_FLIGHT_MAX),
             in_use_max,
         }
     }
@@ -171,6 +170,12 @@ impl ReadLimits {
             in_flight: self.in_flight.min(slots.div_ceil(2)).max(1),
             ..self
         }
+    }
+
+    /// Reads that the drive works on at a time; the others wait their turn, and each goes to
+    /// the drive as soon as another has landed. A mapping asks for all of them in advance.
+    pub fn in_flight(self) -> usize {
+        self.in_flight
     }
 }
 
@@ -280,11 +285,11 @@ mod tests {
     #[test]
     fn half_of_a_ring_is_in_flight_but_one_at_least_and_eight_at_most() {
         let at_once = ReadLimits::at_once(64, None);
-        assert_eq!(at_once.in_flight, 8);
+        assert_eq!(at_once.in_flight(), 8);
         for (slots, in_flight) in [(0, 1), (1, 1), (2, 1), (3, 2), (8, 4), (16, 8), (64, 8)] {
-            assert_eq!(at_once.with_ring(slots).in_flight, in_flight);
+            assert_eq!(at_once.with_ring(slots).in_flight(), in_flight);
         }
-        assert_eq!(ReadLimits::at_once(0, None).in_flight, 1);
-        assert_eq!(ReadLimits::at_once(2, None).with_ring(16).in_flight, 2);
+        assert_eq!(ReadLimits::at_once(0, None).in_flight(), 1);
+        assert_eq!(ReadLimits::at_once(2, None).with_ring(16).in_flight(), 2);
     }
 }

@@ -1,7 +1,7 @@
 //! io_uring through the io-uring crate, on a thread of its own.
 //!
 //! The thread submits and reaps, nothing else: all that is queued goes to the kernel in
-//! one call, which also waits for the next completion. Files and slots are registered,
+//! one call, which also waits for the next completion unless some are to be reported first. Files and slots are registered,
 //! so that the kernel looks neither up for each read. An event descriptor, polled by the
 //! ring itself, tells the thread of new requests. When reads have landed, others take their
 //! places before anybody hears of it. Everything is made at the start; a read allocates
@@ -71,7 +71,7 @@ pub(super) fn start(
     ring_buffers: Vec<SlotBuffer>,
     limits: ReadLimits,
 ) -> io::Result<RingThread<EventBell>> {
-    let queue = Queue::new(limits.depth.max(1), EventBell::new()?);
+    let queue = Queue::new(limits.depth, EventBell::new()?);
     RingThread::start(Backend::Ring, queue, move |queue, started| {
         // The kernel wants a ring to be used by the thread that made it.
         match Lane::open(files, queue, ring_buffers, limits.in_flight) {
@@ -145,7 +145,7 @@ fn register_buffers(ring: &IoUring, buffers: &mut [SlotBuffer]) -> bool {
     unsafe { ring.submitter().register_buffers(&vectors) }.is_ok()
 }
 
-/// A read that the kernel has been asked for.
+/// A read that the kernel has been asked for, until it is reported.
 struct InFlight {
     request: ReadRequest,
     buffer: SlotBuffer,
@@ -227,16 +227,11 @@ impl Lane {
             } else {
                 self.accept();
             }
-            let mut outcome = Ok(());
-            if !self.landed.is_empty() {
-                outcome = self.submit();
-                self.report();
-            }
-            if is_closed && self.is_idle() {
+            // What is in flight when the kernel refuses is seen to when the lane is dropped.
+            if self.submit_and_report().is_err() || is_closed && self.is_idle() {
                 return;
             }
-            // What is in flight then is seen to when the lane is dropped.
-            if outcome.and_then(|()| self.enter()).is_err() {
+            if self.enter().is_err() {
                 return;
             }
             while let Some((place, result)) = self.completion() {
@@ -252,7 +247,7 @@ impl Lane {
     }
 
     fn is_idle(&self) -> bool {
-        self.free.len() == self.in_flight.len()
+        self.in_flight.iter().all(Option::is_none)
     }
 
     fn listen(&mut self) {
@@ -329,11 +324,17 @@ impl Lane {
         Ok(())
     }
 
-    /// Hands what took the places of landed reads to the kernel, so that the drive has it
-    /// while those are reported.
-    fn submit(&mut self) -> io::Result<()> {
-        // What the kernel has no memory for now, `enter` hands over again.
-        self.refusals.hear(self.ring.submit()).map(drop)
+    /// Tells those who wait what has landed, once what took its place is with the kernel and
+    /// the drive. Through the page cache a read may be copied on the spot, so there it waits.
+    fn submit_and_report(&mut self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        let has_successors = !self.landed.is_empty() && !self.ring.submission().is_empty();
+        if has_successors && self.files.all_direct() {
+            // What the kernel has no memory for now, `enter` hands over again.
+            outcome = self.refusals.hear(self.ring.submit()).map(drop);
+        }
+        self.report();
+        outcome
     }
 
     /// The next completion that is there: whose, and its result.
@@ -362,7 +363,6 @@ impl Lane {
         self.landed.push((read, recorded.map(drop)));
     }
 
-    /// Tells those who wait what has landed.
     fn report(&mut self) {
         for (read, outcome) in self.landed.drain(..) {
             match outcome {

@@ -40,7 +40,7 @@ pub(super) fn start(
     ring_buffers: Vec<SlotBuffer>,
     limits: ReadLimits,
 ) -> io::Result<RingThread<Semaphore>> {
-    let queue = Queue::new(limits.depth.max(1), Semaphore::new(0));
+    let queue = Queue::new(limits.depth, Semaphore::new(0));
     RingThread::start(Backend::Uring, queue, move |queue, started| {
         let opened =
             start_runtime(limits.in_flight).and_then(|runtime| Ok((runtime, open(&files)?)));

@@ -468,7 +468,7 @@ impl Drive {
         lines
     }
 
-    /// Sizes down, reads under way across.
+    /// Sizes of slots down, their number across.
     fn table(&self) -> Vec<(&'static str, String)> {
         let mut sizes: Vec<u64> = self.points.iter().map(|it| it.block_bytes).collect();
         sizes.sort_unstable();
