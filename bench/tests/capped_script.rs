@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use emel_tests::programs;
 use emel_tests::signals::undo_ignored;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -86,10 +87,8 @@ fn in_another_view(setup: &str, as_nobody: bool, arguments: &[&str]) -> Option<O
 fn failing(names: &[&str]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in names {
-        let path = folder.path().join(name);
-        fs::write(&path, "#!/bin/sh\necho no such bus >&2\nexit 1\n").unwrap();
-        let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(&path, all).unwrap();
+        let text = "#!/bin/sh\necho no such bus >&2\nexit 1\n";
+        programs::write(&folder.path().join(name), text);
     }
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(folder.path(), all).unwrap();

@@ -5,13 +5,13 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use emel_bench::synth::{Architecture, Routing, Synth};
 use emel_kernels::Format;
+use emel_tests::programs;
 use emel_tests::signals::undo_ignored;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -100,8 +100,7 @@ fn outcomes(lane: &Value) -> Vec<&str> {
 /// A program in the place of llama.cpp's Python.
 fn script(folder: &Path, text: &str) -> String {
     let path = folder.join("python");
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    programs::write(&path, text);
     path.to_str().unwrap().to_owned()
 }
 

@@ -266,9 +266,10 @@ pub async fn measure(
                 break;
             }
             let (bytes, time) = probe.turn(point, turn).await?;
-            let rate = bytes as f64 / time.as_secs_f64().max(1e-9);
-            rates.push(rate);
-            slowest = slowest.min(rate);
+            if let Some(rate) = rate(bytes, time) {
+                rates.push(rate);
+                slowest = slowest.min(rate);
+            }
         }
     }
     for (point, rates) in points.iter_mut().zip(&mut rates) {
@@ -276,6 +277,11 @@ pub async fn measure(
     }
     points.retain(|point| point.bytes_per_second > 0.0);
     Ok(Curve { points })
+}
+
+/// Bytes per second of a turn; none of one that brought nothing, which tells nothing of a drive.
+fn rate(bytes: u64, time: Duration) -> Option<f64> {
+    (bytes > 0).then(|| bytes as f64 / time.as_secs_f64().max(1e-9))
 }
 
 /// The middle of some numbers; of an even number of them the mean of the two in the middle.
@@ -432,5 +438,18 @@ impl<'a> Probe<'a> {
             file = (file + 1) % self.files.iter().count();
             offset = 0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_that_brought_nothing_has_no_rate() {
+        let second = Duration::from_secs(1);
+        assert_eq!(rate(0, second), None);
+        assert_eq!(rate(0, Duration::ZERO), None);
+        assert_eq!(rate(3 << 20, second * 3), Some(1_048_576.0));
     }
 }

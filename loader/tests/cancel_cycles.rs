@@ -15,7 +15,7 @@ use emel_tests::faults::{Rates, SeededFaults};
 use emel_tests::run::READERS;
 use rand_core::Rng;
 use rand_pcg::Pcg64;
-use support::{Model, open, poll_and_drop, run};
+use support::{Model, open, poll_and_drop, run, wait_until};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -26,8 +26,6 @@ const WARM_UP_CYCLES: usize = 2_000;
 /// A queue may hold a block of messages more or less.
 const HELD_BYTES_MORE: usize = 16 << 10;
 const RESIDENT_BYTES_MORE: usize = 2 << 20;
-/// For reads that are always reported, on a machine however busy.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 #[test]
 fn ten_thousand_cancels_and_restarts_lose_no_slot_and_no_memory() {
@@ -108,14 +106,6 @@ fn settled(weights: &mut Weights, plan: &Plan, model: &Model) -> (usize, usize) 
     wait_until(|| weights.statistics().reads - before == plan.slots as u64);
     weights.restart();
     (ALLOCATOR.held_bytes(), resident_bytes())
-}
-
-fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is_so() {
-        assert!(started.elapsed() < DEADLINE, "a read is never reported");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn resident_bytes() -> usize {

@@ -10,9 +10,12 @@ use emel_loader::weights::Weights;
 use emel_tests::run::READERS;
 use rand_core::Rng;
 use rand_pcg::Pcg64;
-use support::{Model, open, run};
+use support::{Model, open, run, wait_until};
 
+/// Of a pass for which nothing has been read ahead, nor lands while it is counted.
 fn read_in_a_pass(model: &Model, plan: &Plan, weights: &mut Weights) -> u64 {
+    weights.restart();
+    wait_until(|| weights.busy_slots() == 0);
     let before = weights.statistics().bytes_read;
     run(model.check_pass(plan, weights));
     weights.statistics().bytes_read - before

@@ -6,6 +6,7 @@ pub mod faults;
 pub mod fixtures;
 pub mod forward;
 pub mod gguf_writer;
+pub mod programs;
 pub mod random;
 pub mod routing;
 pub mod run;

@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
+use emel_tests::programs;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -17,8 +17,7 @@ const CAP: SizedCap = SizedCap {
 
 fn script(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
-    fs::write(&path, format!("#!/bin/bash\n{text}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    programs::write(&path, &format!("#!/bin/bash\n{text}\n"));
     path
 }
 

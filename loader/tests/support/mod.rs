@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, Extent};
@@ -15,6 +16,9 @@ use emel_loader::reader::{Backend, Faults};
 use emel_loader::unit::{Stage, WeightUse};
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::fixtures::fixture;
+
+/// For reads that are always reported, on a machine however busy.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Model {
     pub(crate) path: PathBuf,
@@ -140,4 +144,13 @@ pub(crate) fn poll_and_drop<T>(future: impl Future<Output = T>, polls: usize) ->
         }
     }
     None
+}
+
+/// Waits for what only reads bring about.
+pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < DEADLINE, "a read is never reported");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
