@@ -102,7 +102,6 @@ impl Curve {
             let lost = hand_over_seconds(bytes, point.block_bytes, point.depth);
             bytes / rate + lost + steps * STEP_SECONDS
         };
-        let points = self.points.iter();
         let fitting = || {
             let points = self.points.iter();
             points.filter(|point| point.ring_bytes() <= ring_bytes_max)

@@ -398,12 +398,49 @@ impl Drop for Lane {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(emel_loom)))]
 mod tests {
     use super::*;
+    use crate::arena::{Arena, PAGE_BYTES};
+    use crate::gguf::Extent;
+    use crate::slots::SlotTable;
 
     fn error(code: i32) -> io::Result<usize> {
         Err(io::Error::from_raw_os_error(code))
+    }
+
+    #[test]
+    fn what_waits_is_with_the_kernel_when_what_landed_is_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bytes");
+        std::fs::write(&path, vec![7; 2 * PAGE_BYTES]).unwrap();
+        let files = Arc::new(OpenFiles::open([path.as_path()], true).unwrap());
+        let queue = Queue::new(2, EventBell::new().unwrap());
+        let lane = Lane::open(Arc::clone(&files), Arc::clone(&queue), Vec::new(), 1);
+        let (true, Ok(mut lane)) = (files.all_direct(), lane) else {
+            return eprintln!("skipped: no io_uring here, or no direct reads");
+        };
+        let table = SlotTable::new(2);
+        let arena = Arena::new(2 * PAGE_BYTES).unwrap();
+        for slot in 0..2 {
+            queue.submit(ReadRequest {
+                extent: Extent {
+                    file: 0,
+                    offset: (slot * PAGE_BYTES) as u64,
+                    bytes: PAGE_BYTES as u64,
+                },
+                buffer: Some(arena.buffer(slot * PAGE_BYTES, PAGE_BYTES, None)),
+                completion: table.begin(slot),
+            });
+        }
+        lane.accept();
+        lane.enter().unwrap();
+        let (place, result) = lane.completion().unwrap();
+        lane.land(place as usize, result);
+        lane.accept();
+        assert!(table.poll_take(0).is_pending() && !lane.ring.submission().is_empty());
+        lane.submit_and_report().unwrap();
+        assert!(table.poll_take(0).is_ready() && lane.ring.submission().is_empty());
     }
 
     #[test]

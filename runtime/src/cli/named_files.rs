@@ -4,7 +4,7 @@
 use std::fmt;
 use std::fs::{File, metadata};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -161,8 +161,9 @@ impl NamedFiles {
     fn refuse_others(&self, option: &'static str, path: &Path) -> Result<(), Error> {
         // A terminal may be input and output at once.
         let inputs = self.inputs.iter().filter(|(_, input)| input.is_file());
+        let outputs = self.outputs.iter().filter(|_| !is_shared(path));
         let other = inputs
-            .chain(&self.outputs)
+            .chain(outputs)
             .find(|(_, other)| is_same(path, other));
         match other {
             Some((other, _)) => Err(taken(option, path, other)),
@@ -232,6 +233,12 @@ fn taken(option: &'static str, path: &Path, other: &str) -> Error {
         found: format!("{}, the file of {other}", path.display()),
         expected: format!("another file than {other}"),
     }
+}
+
+/// Whether several outputs may go there, as to `/dev/null`; answers go to standard output.
+fn is_shared(path: &Path) -> bool {
+    let is_device = |found: std::fs::Metadata| found.file_type().is_char_device();
+    metadata(path).is_ok_and(is_device) && !is_standard_output(path)
 }
 
 /// Whether two paths lead to the same file, which need not be there yet.

@@ -143,7 +143,12 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
             };
             *kept = Some(take().unwrap_or_default());
         } else if is_one_of(&GPU_LAYERS) {
-            let layers = take().unwrap_or_default();
+            let Some(layers) = take().filter(|layers| !layers.is_empty()) else {
+                return Err(format!(
+                    "a value is required for '{} <N>' but none was supplied",
+                    name.display()
+                ));
+            };
             if layers != "0" {
                 return Err(format!(
                     "{} {}: emel computes on the processor; leave it out",
@@ -289,7 +294,11 @@ mod tests {
                 "emel-run m --gpu-layers=99",
                 "--gpu-layers 99: emel computes on the processor",
             ),
-            ("emel-run m -ngl", "emel computes on the processor"),
+            ("emel-run m -ngl", "a value is required for '-ngl <N>'"),
+            (
+                "emel-run m --gpu-layers=",
+                "a value is required for '--gpu-layers <N>'",
+            ),
             ("emel-run m --prompt-cache f", "--session FILE"),
             ("emel-run m --mlock", "--ram-budget"),
         ] {

@@ -289,3 +289,12 @@ fn outputs_in_one_place_are_refused_however_the_place_is_named() {
         assert!(!place.path("new").exists());
     }
 }
+
+#[test]
+fn several_outputs_may_go_to_a_device_that_takes_everything() {
+    let place = Place::new();
+    let line = "emel-run model.gguf -p a -n 1 --ram-budget 64M";
+    result(place.run(&format!(
+        "{line} --stats-json /dev/null --profile /dev/null"
+    )));
+}
