@@ -235,7 +235,7 @@ fn taken(option: &'static str, path: &Path, other: &str) -> Error {
     }
 }
 
-/// Whether several outputs may go there, as to `/dev/null`; answers go to standard output.
+/// Whether several outputs may go there, as to `/dev/null`. Standard output has the answer already.
 fn is_shared(path: &Path) -> bool {
     let is_device = |found: std::fs::Metadata| found.file_type().is_char_device();
     metadata(path).is_ok_and(is_device) && !is_standard_output(path)

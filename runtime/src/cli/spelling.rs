@@ -141,14 +141,9 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
                 true => &mut cache.keys,
                 false => &mut cache.values,
             };
-            *kept = Some(take().unwrap_or_default());
+            *kept = Some(required(name, take(), "<TYPE>")?);
         } else if is_one_of(&GPU_LAYERS) {
-            let Some(layers) = take().filter(|layers| !layers.is_empty()) else {
-                return Err(format!(
-                    "a value is required for '{} <N>' but none was supplied",
-                    name.display()
-                ));
-            };
+            let layers = required(name, take(), "<N>")?;
             if layers != "0" {
                 return Err(format!(
                     "{} {}: emel computes on the processor; leave it out",
@@ -167,6 +162,14 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
     }
     cache.insert(&mut own)?;
     Ok(own)
+}
+
+/// The value of an option, or what clap says without one.
+fn required(name: &OsStr, value: Option<OsString>, what: &str) -> Result<OsString, String> {
+    value.filter(|value| !value.is_empty()).ok_or_else(|| {
+        let name = name.display();
+        format!("a value is required for '{name} {what}' but none was supplied")
+    })
 }
 
 /// The argument with emel's name of the option, where that is another.
@@ -295,6 +298,7 @@ mod tests {
                 "--gpu-layers 99: emel computes on the processor",
             ),
             ("emel-run m -ngl", "a value is required for '-ngl <N>'"),
+            ("emel-run m -ctk", "a value is required for '-ctk <TYPE>'"),
             (
                 "emel-run m --gpu-layers=",
                 "a value is required for '--gpu-layers <N>'",
