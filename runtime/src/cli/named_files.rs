@@ -125,7 +125,7 @@ impl NamedFiles {
         kind: OutputKind,
     ) -> anyhow::Result<File> {
         let path = in_place_of_dash(path, "/dev/stdout");
-        if is_standard_output(&path) && !is_same(&path, Path::new("/dev/null")) {
+        if has_answer(&path) {
             let told = Error::Setting {
                 setting: option,
                 found: "standard output, where the result goes".to_owned(),
@@ -235,10 +235,15 @@ fn taken(option: &'static str, path: &Path, other: &str) -> Error {
     }
 }
 
-/// Whether several outputs may go there, as to `/dev/null`. Standard output has the answer already.
+/// Whether a command's result goes there, to somebody who reads it.
+fn has_answer(path: &Path) -> bool {
+    is_standard_output(path) && !is_same(path, Path::new("/dev/null"))
+}
+
+/// Whether several outputs may go there, as to `/dev/null`.
 fn is_shared(path: &Path) -> bool {
     let is_device = |found: std::fs::Metadata| found.file_type().is_char_device();
-    metadata(path).is_ok_and(is_device) && !is_standard_output(path)
+    metadata(path).is_ok_and(is_device) && !has_answer(path)
 }
 
 /// Whether two paths lead to the same file, which need not be there yet.
