@@ -7,6 +7,8 @@
 //! in turns, each for a moment, and all of them again; the median of its turns is a point's
 //! rate, so that a hiccup of the drive is no point's. Time and memory are bounded.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::files::{OpenFile, OpenFiles};
 use crate::gguf::Extent;
-use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader};
+use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader, in_flight_of_ring};
 use crate::slots::SlotTable;
 
 /// A point whose rate is this part of the best one is as good, in percent, and so is one that
@@ -108,10 +110,9 @@ impl Curve {
         };
         let least = fitting().map(seconds).min_by(f64::total_cmp)?;
         let good = fitting().filter(|point| seconds(point) * NEARLY_BEST_PERCENT / 100.0 <= least);
-        let by_time = |a: &&Point, b: &&Point| seconds(a).total_cmp(&seconds(b));
         let by_size = |a: &&Point, b: &&Point| {
             let sizes = a.ring_bytes().cmp(&b.ring_bytes());
-            sizes.then_with(|| by_time(b, a))
+            sizes.then_with(|| seconds(b).total_cmp(&seconds(a)))
         };
         good.max_by(by_size).copied()
     }
@@ -136,10 +137,8 @@ impl Curve {
 
 /// What is lost between reads while `bytes` go through a ring of `slots`.
 pub fn hand_over_seconds(bytes: f64, slot_bytes: u64, slots: usize) -> f64 {
-    let in_flight = ReadLimits::at_once(slots, None)
-        .with_ring(slots)
-        .in_flight();
-    bytes / (slot_bytes.max(1) * in_flight as u64) as f64 * HAND_OVER_SECONDS
+    let in_flight_bytes = slot_bytes.max(1) * in_flight_of_ring(slots) as u64;
+    bytes / in_flight_bytes as f64 * HAND_OVER_SECONDS
 }
 
 /// The value at `place` between the nearest known ones on both sides of it, in proportion to
@@ -297,7 +296,7 @@ pub fn median(numbers: &mut [f64]) -> Option<f64> {
 /// Readers and their buffers, cut anew for every size of reads.
 struct Probe<'a> {
     // By how many reads each has in flight.
-    readers: Vec<(usize, Box<dyn Reader>)>,
+    readers: BTreeMap<usize, Box<dyn Reader>>,
     table: Arc<SlotTable>,
     arena: Arc<Arena>,
     files: &'a OpenFiles,
@@ -328,20 +327,16 @@ impl<'a> Probe<'a> {
             .as_mut_slice()
             .chunks_mut(PAGE_BYTES)
             .for_each(|page| page[0] = 1);
-        let limits = |slots: usize| ReadLimits::at_once(depth, Some(depth)).with_ring(slots);
-        let mut in_flight: Vec<usize> = points
-            .iter()
-            .map(|point| limits(point.depth).in_flight())
-            .collect();
-        in_flight.sort_unstable();
-        in_flight.dedup();
-        let reader_for = |in_flight: usize| {
-            let limits = limits(2 * in_flight);
-            Ok((in_flight, reader::open(backend, files, Vec::new(), limits)?))
-        };
-        let readers: io::Result<_> = in_flight.into_iter().map(reader_for).collect();
+        let mut readers = BTreeMap::new();
+        for point in points {
+            if let Entry::Vacant(place) = readers.entry(in_flight_of_ring(point.depth)) {
+                let limits = ReadLimits::at_once(depth, Some(depth)).with_ring(point.depth);
+                let opened = reader::open(backend, files, Vec::new(), limits);
+                place.insert(opened.map_err(refused)?);
+            }
+        }
         Ok(Self {
-            readers: readers.map_err(refused)?,
+            readers,
             table: SlotTable::new(depth),
             arena,
             files,
@@ -351,9 +346,7 @@ impl<'a> Probe<'a> {
 
     /// The one with as many reads in flight as a ring of the point's slots has.
     fn reader(&self, point: &Point) -> &dyn Reader {
-        let limits = ReadLimits::at_once(point.depth, None).with_ring(point.depth);
-        let found = self.readers.iter().find(|it| it.0 == limits.in_flight());
-        &*found.expect("every point has its reader").1
+        &*self.readers[&in_flight_of_ring(point.depth)]
     }
 
     /// Keeps a point's reads under way for a while, and lets them land. Returns the

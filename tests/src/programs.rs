@@ -28,12 +28,19 @@ pub fn write(path: &Path, text: &str) {
     assert!(shell.wait().unwrap().success(), "{}", path.display());
 }
 
-/// How long a processor has worked for this thread, whatever else the machine has to do.
+/// Seconds that a processor works for this thread at something, whatever else the machine has
+/// to do.
 ///
 /// # Panics
 /// When the system does not tell.
+pub fn thread_seconds(work: impl FnOnce()) -> f64 {
+    let started = thread_time();
+    work();
+    (thread_time() - started).as_secs_f64()
+}
+
 #[expect(clippy::unwrap_used, reason = "a helper of a test may fail it")]
-pub fn thread_time() -> Duration {
+fn thread_time() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_THREAD).unwrap();
     [usage.user_time(), usage.system_time()]
         .iter()

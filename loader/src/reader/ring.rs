@@ -179,8 +179,6 @@ impl Refusals {
 struct Lane {
     ring: IoUring,
     in_flight: Box<[Option<InFlight>]>,
-    // Places in `in_flight` that are `None`.
-    free: Vec<usize>,
     // Reads that have come to their end and are not reported yet.
     landed: Vec<(InFlight, Result<(), ReadError>)>,
     files: Arc<OpenFiles>,
@@ -208,7 +206,6 @@ impl Lane {
             has_registered_buffers: register_buffers(&ring, &mut ring_buffers),
             ring,
             in_flight: (0..in_flight).map(|_| None).collect(),
-            free: (0..in_flight).rev().collect(),
             landed: Vec::with_capacity(in_flight),
             files,
             queue,
@@ -258,11 +255,10 @@ impl Lane {
 
     /// Takes what is queued, as far as there is room.
     fn accept(&mut self) {
-        while let Some(&place) = self.free.last() {
+        while let Some(place) = self.in_flight.iter().position(Option::is_none) {
             let Some(mut request) = self.queue.next() else {
                 return;
             };
-            self.free.pop();
             let buffer = request
                 .buffer
                 .take()
@@ -359,7 +355,6 @@ impl Lane {
             self.in_flight[place] = Some(read);
             return self.read(place);
         }
-        self.free.push(place);
         self.landed.push((read, recorded.map(drop)));
     }
 
@@ -389,9 +384,8 @@ impl Drop for Lane {
                 return;
             }
             while let Some((place, _)) = self.completion() {
-                let landed = self.in_flight.get_mut(place as usize);
-                if landed.is_some_and(|read| read.take().is_some()) {
-                    self.free.push(place as usize);
+                if let Some(landed) = self.in_flight.get_mut(place as usize) {
+                    *landed = None;
                 }
             }
         }
