@@ -1,20 +1,26 @@
-//! What the commands `emel-run` and `emel` share: options, progress and exit codes.
+//! The command line: the program's commands, and what they share: options, progress and
+//! exit codes.
 
 pub mod conversation;
 pub mod doctor;
 pub mod drive;
+pub mod eval;
 pub mod experts;
 pub mod info;
 pub mod interrupt;
 pub mod lossy;
 pub mod named_files;
 pub mod output;
+pub mod plan;
 pub mod profile;
+pub mod program;
 pub mod render;
 pub mod replay;
+pub mod run;
 pub mod sampling;
 mod spelling;
 pub mod template;
+pub mod tokenize;
 pub mod trace;
 
 use std::ffi::OsString;
