@@ -43,9 +43,9 @@ pub struct EvalOptions {
     json: bool,
 }
 
+/// The text or its token ids.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-/// The text or the ids.
 pub struct EvalSource {
     /// The text; special tokens in it, such as <|im_end|>, are recognised
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
