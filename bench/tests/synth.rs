@@ -138,6 +138,18 @@ fn the_file_depends_on_the_seed_and_not_on_the_threads() {
     assert!(one != bytes(2, 1));
 }
 
+#[test]
+fn a_file_without_weights_has_the_header_and_the_length_of_the_whole_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = written(&qwen3moe(), folder.path());
+    let hollow = folder.path().join("hollow.gguf");
+    let bytes = qwen3moe().write_without_weights(&hollow).unwrap();
+    assert_eq!(bytes, whole.metadata().unwrap().len());
+    assert_eq!(bytes, hollow.metadata().unwrap().len());
+    let described = |path: &Path| Catalog::open(path).unwrap().tensors().to_vec();
+    assert_eq!(described(&hollow), described(&whole));
+}
+
 /// The mean logit of each expert over tokens, per layer, as the first layer sees them.
 fn expert_means(routing: Routing) -> Vec<Vec<f32>> {
     let folder = tempfile::tempdir().unwrap();

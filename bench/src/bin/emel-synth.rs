@@ -97,6 +97,10 @@ struct Options {
     #[arg(long, value_name = "R", default_value_t = 0.0)]
     correlation: f32,
 
+    /// Leave a hole in place of the weights: a file of kilobytes, for `emel plan`
+    #[arg(long)]
+    without_weights: bool,
+
     /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -109,6 +113,18 @@ enum Preset {
     ThreeBillion,
     /// qwen3moe, 64 experts a layer, 8 used: 4.3 GB in Q4_K
     Moe,
+    /// The shape of Llama 3.1 8B
+    #[value(name = "8b")]
+    EightBillion,
+    /// The shape of Llama 3.3 70B
+    #[value(name = "70b")]
+    SeventyBillion,
+    /// The shape of Qwen3 30B-A3B: qwen3moe, 128 experts a layer, 8 used
+    #[value(name = "30b-a3b")]
+    ThirtyBillionMoe,
+    /// The shape of Qwen3 235B-A22B: qwen3moe, 128 experts a layer, 8 used
+    #[value(name = "235b-a22b")]
+    TwoHundredBillionMoe,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -145,6 +161,38 @@ impl Preset {
                 }),
                 tied: false,
             },
+            Self::EightBillion => Shape {
+                architecture: ArchitectureName::Llama,
+                sizes: [32, 4096, 14_336, 32, 8, 128, 128_256],
+                experts: None,
+                tied: false,
+            },
+            Self::SeventyBillion => Shape {
+                architecture: ArchitectureName::Llama,
+                sizes: [80, 8192, 28_672, 64, 8, 128, 128_256],
+                experts: None,
+                tied: false,
+            },
+            Self::ThirtyBillionMoe => Shape {
+                architecture: ArchitectureName::Qwen3moe,
+                sizes: [48, 2048, 6144, 32, 4, 128, 151_936],
+                experts: Some(Experts {
+                    count: 128,
+                    used: 8,
+                    feed_forward: 768,
+                }),
+                tied: false,
+            },
+            Self::TwoHundredBillionMoe => Shape {
+                architecture: ArchitectureName::Qwen3moe,
+                sizes: [94, 4096, 12_288, 64, 4, 128, 151_936],
+                experts: Some(Experts {
+                    count: 128,
+                    used: 8,
+                    feed_forward: 1536,
+                }),
+                tied: false,
+            },
         }
     }
 }
@@ -167,8 +215,11 @@ fn write(options: &Options) -> anyhow::Result<()> {
     let path = &place_of_model(path)?;
     // Under its own name only once it is whole.
     let partial = path.with_extension("gguf.partial");
-    let bytes = model
-        .write(&partial, threads)
+    let written = match options.without_weights {
+        true => model.write_without_weights(&partial),
+        false => model.write(&partial, threads),
+    };
+    let bytes = written
         .and_then(|bytes| {
             std::fs::rename(&partial, path)?;
             Ok(bytes)

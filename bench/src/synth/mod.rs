@@ -143,6 +143,29 @@ impl Synth {
     /// # Errors
     /// When the shape is impossible or the file cannot be written.
     pub fn write(&self, path: &Path, threads: usize) -> Result<u64, SynthError> {
+        let layout = self.begin(path)?;
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let work = || self.write_pieces(&layout, &next);
+            let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
+            workers
+                .into_iter()
+                .try_for_each(|worker| worker.join().expect("drawing numbers does not panic"))
+        })?;
+        Ok(layout.bytes)
+    }
+
+    /// Writes the model's description and leaves a hole in place of its weights: enough for
+    /// `emel plan`, and a few kilobytes on the drive. Gives the size that the file states.
+    ///
+    /// # Errors
+    /// As [`Synth::write`].
+    pub fn write_without_weights(&self, path: &Path) -> Result<u64, SynthError> {
+        Ok(self.begin(path)?.bytes)
+    }
+
+    /// Writes the header, and makes the file as long as it will be.
+    fn begin(&self, path: &Path) -> Result<Layout, SynthError> {
         self.check()?;
         let tensors = self.tensors()?;
         let mut header = Vec::new();
@@ -154,24 +177,20 @@ impl Synth {
             &descriptions,
             ALIGNMENT_DEFAULT,
         )?;
-
         let mut file = File::create(path)?;
         file.write_all(&header)?;
         let pieces = pieces(&tensors, header.len() as u64);
-        let total = pieces
+        let end = pieces
             .last()
             .map_or(0, |piece| piece.offset + piece.bytes as u64);
-        let total = total.next_multiple_of(ALIGNMENT_DEFAULT);
-        file.set_len(total)?;
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            let work = || self.write_pieces(&file, &tensors, &pieces, &next);
-            let workers: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-            workers
-                .into_iter()
-                .try_for_each(|worker| worker.join().expect("drawing numbers does not panic"))
-        })?;
-        Ok(total)
+        let bytes = end.next_multiple_of(ALIGNMENT_DEFAULT);
+        file.set_len(bytes)?;
+        Ok(Layout {
+            file,
+            tensors,
+            pieces,
+            bytes,
+        })
     }
 
     fn check(&self) -> Result<(), SynthError> {
@@ -215,20 +234,14 @@ impl Synth {
     }
 
     /// Takes pieces until none is left.
-    fn write_pieces(
-        &self,
-        file: &File,
-        tensors: &[Tensor],
-        pieces: &[Piece],
-        next: &AtomicUsize,
-    ) -> io::Result<()> {
+    fn write_pieces(&self, layout: &Layout, next: &AtomicUsize) -> io::Result<()> {
         let mut bytes = Vec::new();
-        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(piece) = layout.pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
             bytes.resize(piece.bytes, 0);
-            let tensor = &tensors[piece.tensor];
+            let tensor = &layout.tensors[piece.tensor];
             let seed = (piece.tensor as u64) << 40 | piece.index;
             self.draw(tensor, piece, &mut self.random(seed), &mut bytes);
-            file.write_all_at(&bytes, piece.offset)?;
+            layout.file.write_all_at(&bytes, piece.offset)?;
         }
         Ok(())
     }
@@ -301,6 +314,14 @@ impl Synth {
         let base = Pcg64Mcg::seed_from_u64(self.seed).next_u64();
         Pcg64Mcg::seed_from_u64(base ^ part)
     }
+}
+
+/// A file whose header is written, and what belongs where.
+struct Layout {
+    file: File,
+    tensors: Vec<Tensor>,
+    pieces: Vec<Piece>,
+    bytes: u64,
 }
 
 /// Rows of a tensor that are drawn together.
