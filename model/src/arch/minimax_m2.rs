@@ -14,8 +14,10 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
+    model.require("output.weight")?;
     let mixture = Mixture {
         gating: Gating::Sigmoid,
+        needs_choice_bias: true,
         ..Mixture::SOFTMAX
     };
     let family = PreNorm {

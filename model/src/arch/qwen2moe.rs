@@ -13,6 +13,7 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
+    model.require("output.weight")?;
     let mixture = Mixture {
         normalises: false,
         ..Mixture::SOFTMAX
@@ -22,6 +23,7 @@ pub(super) fn describe(
         mixture: mixture.read(&keys, shape)?,
         leading_dense: 0,
         shared_width: keys.size_or("expert_shared_feed_forward_length", shape.feed_forward)?,
+        gates_shared: true,
     };
     let family = PreNorm {
         experts: Some(experts),
