@@ -148,7 +148,7 @@ pub(crate) struct MixtureLayout {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartLayout {
     /// Where it is in the file.
-    extents: PartExtents,
+    pub(crate) extents: PartExtents,
     /// Where the part's buffer starts in a slot.
     pub(crate) offset: usize,
     /// Bytes of the buffer: of the widest expert, in whole pages.
@@ -157,7 +157,7 @@ pub(crate) struct PartLayout {
 
 /// [`ExpertPart`], as extents.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum PartExtents {
+pub(crate) enum PartExtents {
     Stacked { first: Extent, stride_bytes: u64 },
     Separate(Vec<Extent>),
 }

@@ -55,8 +55,8 @@ pub enum ModelError {
     },
     /// The file has tensors that no operation uses.
     #[error(
-        "tensor `{name}`{} has no place in the architecture `{architecture}`, and answers without it \
-         could be wrong; convert the model again, with a converter of this architecture",
+        "tensor `{name}`{} has no place in architecture `{architecture}`; answers without it could be \
+         wrong, so convert the model again with a current converter",
         and_others(*others)
     )]
     UnusedTensor {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::arena::PAGE_BYTES;
+use crate::expert_layout::PartExtents;
 
 const ID: ExpertId = ExpertId {
     mixture: 0,
@@ -10,14 +11,26 @@ const OTHER: ExpertId = ExpertId {
     expert: 1,
 };
 
-/// Experts of 100, 200 and 300 bytes, eight of each, in two slots.
+/// Eight experts of 100, 200 and 300 bytes, in two slots. The second part has as many bytes of
+/// something else behind each expert, and the third has the last expert first.
 fn slots() -> ExpertSlots {
+    let extent = |offset, bytes| Extent {
+        file: 0,
+        offset,
+        bytes,
+    };
+    let stacked = |first: Extent, stride_bytes| PartExtents::Stacked {
+        first,
+        stride_bytes,
+    };
+    let last_first = (0..8).rev().map(|place| extent(20_000 + 300 * place, 300));
+    let extents = [
+        stacked(extent(0, 100), 100),
+        stacked(extent(10_000, 200), 400),
+        PartExtents::Separate(last_first.collect()),
+    ];
     let part = |index: usize| PartLayout {
-        first: Extent {
-            file: 0,
-            offset: 10_000 * index as u64,
-            bytes: 100 * (index as u64 + 1),
-        },
+        extents: extents[index].clone(),
         offset: 2 * PAGE_BYTES * index,
         bytes: 2 * PAGE_BYTES,
     };
@@ -47,7 +60,7 @@ fn a_slot_is_computed_on_only_when_all_of_the_expert_has_landed() {
     let reads: Vec<NextRead> = (0..3).map(|_| slots.next_read().unwrap()).collect();
     assert!(slots.next_read().is_none());
     let extents: Vec<u64> = reads.iter().map(|next| next.extent.offset).collect();
-    assert_eq!(extents, [300, 10_600, 20_900]);
+    assert_eq!(extents, [300, 11_200, 21_200]);
     for (count, next) in reads.into_iter().enumerate() {
         assert_eq!(slots.parts(0, ID), None, "{count} of three have landed");
         assert_eq!(land(&mut slots, next, 7), count == 2);
