@@ -23,7 +23,6 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
-    model.require("output.weight")?;
     for layer in 0..shape.layers {
         for part in BIASED {
             model.require(&format!("blk.{layer}.{part}.bias"))?;

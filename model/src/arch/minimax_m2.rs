@@ -14,7 +14,6 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
-    model.require("output.weight")?;
     let mixture = Mixture {
         gating: Gating::Sigmoid,
         needs_choice_bias: true,

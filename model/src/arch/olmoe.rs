@@ -13,7 +13,6 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
-    model.require("output.weight")?;
     let mixture = Mixture {
         normalises: false,
         ..Mixture::SOFTMAX

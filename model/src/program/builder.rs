@@ -14,6 +14,9 @@ use crate::keys::Keys;
 use crate::kv_cache::KvShape;
 use crate::state::StateShape;
 
+/// Architectures whose files may have divisors of the rotary frequencies.
+const ROPE_FACTORS: [&str; 4] = ["granite", "granitemoe", "llama", "phi3"];
+
 /// Writes a [`Program`], checking every tensor against the place it is put in.
 pub struct ProgramBuilder<'a> {
     pub(super) catalog: &'a Catalog,
@@ -365,7 +368,8 @@ impl<'a> ProgramBuilder<'a> {
         self.linear(down, width, Buffer::Gated, output)
     }
 
-    /// Declares the model's rotary embedding, with the factors that the file has:
+    /// Declares the model's rotary embedding, with the factors that the file has, if the
+    /// architecture knows any:
     /// `rope_freqs`, or `rope_factors_short` and `rope_factors_long`.
     ///
     /// # Errors
@@ -375,7 +379,10 @@ impl<'a> ProgramBuilder<'a> {
         let (base, scaling) = (shape.rope_base, shape.rope_scaling);
         let (pairs, original_context) = (shape.rope_width / 2, shape.original_context);
         let [long, short] = ["rope_factors_long.weight", "rope_factors_short.weight"];
-        let factors = if self.has("rope_freqs.weight") {
+        let may_have = ROPE_FACTORS.contains(&shape.architecture.as_str());
+        let factors = if !may_have {
+            RotationFactors::None
+        } else if self.has("rope_freqs.weight") {
             RotationFactors::Always(self.resident("rope_freqs.weight", pairs)?)
         } else if self.has(long) || self.has(short) {
             RotationFactors::ByContext {
