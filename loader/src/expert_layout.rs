@@ -5,17 +5,65 @@
 
 use crate::arena::PAGE_BYTES;
 use crate::files::Window;
-use crate::gguf::{Catalog, Extent};
+use crate::gguf::{Catalog, Extent, Tensor};
 
 /// The matrices that an expert has rows of: gate, up and down.
 pub const EXPERT_PARTS: usize = 3;
 
+/// Where the experts' rows of one of their three matrices are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExpertPart {
+    /// In one tensor, in which the experts follow each other.
+    Stacked {
+        /// Index of the tensor in the catalog.
+        tensor: usize,
+        /// Matrices of the same size that an expert has there, one after the other, and
+        /// which of them this is.
+        matrices: usize,
+        /// See `matrices`.
+        matrix: usize,
+    },
+    /// Each in a tensor of its own: their indices in the catalog, in the order of the experts.
+    Separate(Vec<usize>),
+}
+
+impl ExpertPart {
+    /// A tensor that holds nothing else.
+    pub fn alone(tensor: usize) -> Self {
+        Self::Stacked {
+            tensor,
+            matrices: 1,
+            matrix: 0,
+        }
+    }
+
+    /// The tensor that an expert's rows are in.
+    fn tensor<'a>(&self, catalog: &'a Catalog, expert: usize) -> &'a Tensor {
+        match self {
+            Self::Stacked { tensor, .. } => &catalog.tensors()[*tensor],
+            Self::Separate(tensors) => &catalog.tensors()[tensors[expert]],
+        }
+    }
+
+    /// Whether nothing lies between the rows of an expert and those of the next.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        matches!(self, Self::Stacked { matrices: 1, .. })
+    }
+
+    /// Bytes of the list of tensors, and of that of their extents in an [`ExpertLayout`].
+    pub(crate) fn list_bytes(&self) -> usize {
+        match self {
+            Self::Stacked { .. } => 0,
+            Self::Separate(tensors) => tensors.len() * (size_of::<usize>() + size_of::<Extent>()),
+        }
+    }
+}
+
 /// Where the experts of a mixture are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExpertUse {
-    /// Indices of their gate, up and down tensors in the catalog. The experts' rows follow
-    /// each other.
-    pub tensors: [usize; EXPERT_PARTS],
+    /// Their gate, up and down matrices.
+    pub parts: [ExpertPart; EXPERT_PARTS],
     /// Number of experts.
     pub experts: usize,
     /// Experts that a token goes to.
@@ -23,14 +71,43 @@ pub struct ExpertUse {
 }
 
 impl ExpertUse {
-    /// An expert's extent of one of the three tensors.
+    /// An expert's extent of one of the three matrices.
     pub fn extent(&self, catalog: &Catalog, part: usize, expert: usize) -> Extent {
-        let all = catalog.tensors()[self.tensors[part]].extent;
-        let bytes = all.bytes / self.experts as u64;
+        let all = self.tensor(catalog, part, expert).extent;
+        let ExpertPart::Stacked {
+            matrices, matrix, ..
+        } = self.parts[part]
+        else {
+            return all;
+        };
+        let bytes = all.bytes / (self.experts * matrices) as u64;
         Extent {
-            offset: all.offset + expert as u64 * bytes,
+            offset: all.offset + (expert * matrices + matrix) as u64 * bytes,
             bytes,
             ..all
+        }
+    }
+
+    /// The tensor that an expert's rows of one of the three matrices are in.
+    pub fn tensor<'a>(&self, catalog: &'a Catalog, part: usize, expert: usize) -> &'a Tensor {
+        self.parts[part].tensor(catalog, expert)
+    }
+
+    /// Where the part of every expert is.
+    fn extents(&self, catalog: &Catalog, part: usize) -> PartExtents {
+        match self.parts[part] {
+            ExpertPart::Stacked { matrices, .. } => {
+                let first = self.extent(catalog, part, 0);
+                PartExtents::Stacked {
+                    first,
+                    stride_bytes: first.bytes * matrices as u64,
+                }
+            }
+            ExpertPart::Separate(_) => PartExtents::Separate(
+                (0..self.experts)
+                    .map(|expert| self.extent(catalog, part, expert))
+                    .collect(),
+            ),
         }
     }
 }
@@ -68,14 +145,36 @@ pub(crate) struct MixtureLayout {
     pub(crate) parts: [PartLayout; EXPERT_PARTS],
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartLayout {
-    /// The first expert's; the others' follow.
-    pub(crate) first: Extent,
+    /// Where it is in the file.
+    pub(crate) extents: PartExtents,
     /// Where the part's buffer starts in a slot.
     pub(crate) offset: usize,
     /// Bytes of the buffer: of the widest expert, in whole pages.
     pub(crate) bytes: usize,
+}
+
+/// [`ExpertPart`], as extents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum PartExtents {
+    Stacked { first: Extent, stride_bytes: u64 },
+    Separate(Vec<Extent>),
+}
+
+impl PartExtents {
+    fn of(&self, expert: usize) -> Extent {
+        match self {
+            Self::Stacked {
+                first,
+                stride_bytes,
+            } => Extent {
+                offset: first.offset + expert as u64 * stride_bytes,
+                ..*first
+            },
+            Self::Separate(extents) => extents[expert],
+        }
+    }
 }
 
 impl ExpertLayout {
@@ -86,14 +185,16 @@ impl ExpertLayout {
             .map(|mixture| {
                 let mut offset = 0;
                 let parts = std::array::from_fn(|part| {
+                    let extents = mixture.extents(catalog, part);
                     let window = |expert| {
-                        let extent = mixture.extent(catalog, part, expert);
+                        let extent = extents.of(expert);
                         Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES).bytes
                     };
+                    let bytes = (0..mixture.experts).map(window).max().unwrap_or(0);
                     let layout = PartLayout {
-                        first: mixture.extent(catalog, part, 0),
+                        extents,
                         offset,
-                        bytes: (0..mixture.experts).map(window).max().unwrap_or(0),
+                        bytes,
                     };
                     offset += layout.bytes;
                     layout
@@ -119,7 +220,7 @@ impl ExpertLayout {
     /// Bytes of an expert of one of the mixtures in the file.
     pub fn expert_bytes(&self, mixture: usize) -> u64 {
         let parts = &self.mixtures[mixture].parts;
-        parts.iter().map(|part| part.first.bytes).sum()
+        parts.iter().map(|part| part.extents.of(0).bytes).sum()
     }
 
     /// The number of mixtures.
@@ -129,11 +230,7 @@ impl ExpertLayout {
 
     /// Where a part of an expert is.
     pub(crate) fn extent(&self, id: ExpertId, part: usize) -> Extent {
-        let first = self.mixtures[id.mixture].parts[part].first;
-        Extent {
-            offset: first.offset + id.expert as u64 * first.bytes,
-            ..first
-        }
+        self.mixtures[id.mixture].parts[part].extents.of(id.expert)
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::expert_layout::{
-    EXPERT_PARTS, ExpertId, ExpertLayout, ExpertUse, MixtureLayout, PartLayout,
+    EXPERT_PARTS, ExpertId, ExpertLayout, ExpertPart, ExpertUse, MixtureLayout, PartLayout,
 };
 use crate::gguf::Extent;
 use crate::weights::EXPERTS_MAX;
@@ -89,8 +89,10 @@ pub fn table_bytes(uses: &[ExpertUse]) -> u64 {
     let experts: usize = uses.iter().map(|mixture| mixture.experts).sum();
     let of_mixtures = uses.len() * size_of::<MixtureLayout>();
     let of_expert = size_of::<Slot>() + 2 * size_of::<usize>() + EXPERT_PARTS * size_of::<Extent>();
+    let parts = uses.iter().flat_map(|mixture| &mixture.parts);
+    let of_lists: usize = parts.map(ExpertPart::list_bytes).sum();
     let of_reads = EXPERT_READS * size_of::<Option<Read>>();
-    (experts * of_expert + of_mixtures + of_reads) as u64
+    (experts * of_expert + of_mixtures + of_lists + of_reads) as u64
 }
 
 /// The slots, and the reads that fill them.

@@ -391,7 +391,10 @@ fn expert_runs(catalog: &Catalog, uses: &[ExpertUse], run_bytes: u64) -> Vec<Exp
     for (mixture, weights) in uses.iter().enumerate() {
         for part in 0..EXPERT_PARTS {
             let one = weights.extent(catalog, part, 0);
-            let most = (run_bytes / one.bytes.max(1)).max(1) as usize;
+            let most = match weights.parts[part].is_contiguous() {
+                true => (run_bytes / one.bytes.max(1)).max(1) as usize,
+                false => 1,
+            };
             for first in (0..weights.experts).step_by(most) {
                 let count = most.min(weights.experts - first);
                 runs.push(ExpertRun {

@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use emel_loader::expert_layout::{EXPERT_PARTS, ExpertId, ExpertLayout, ExpertUse};
+use emel_loader::expert_layout::{EXPERT_PARTS, ExpertId, ExpertLayout, ExpertPart, ExpertUse};
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{ExpertSlotsPlan, Plan, PlanInputs};
@@ -55,7 +55,7 @@ impl Model {
         for mixture in 0..MIXTURES {
             let tensor = |part| catalog.tensor_index(&format!("{mixture}.{part}")).unwrap();
             uses.push(ExpertUse {
-                tensors: [0, 1, 2].map(tensor),
+                parts: [0, 1, 2].map(tensor).map(ExpertPart::alone),
                 experts: EXPERTS,
                 used: 2,
             });

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use emel_loader::expert_layout::ExpertUse;
+use emel_loader::expert_layout::{ExpertPart, ExpertUse};
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{Item, Plan, PlanError, PlanInputs, Residency, held_bytes};
 use emel_loader::unit::{Stage, WeightUse};
@@ -72,7 +72,7 @@ impl Model {
                 });
             }
             experts.push(ExpertUse {
-                tensors: [first, first + 1, first + 2],
+                parts: [first, first + 1, first + 2].map(ExpertPart::alone),
                 experts: count as usize,
                 used: used.min(count as usize),
             });

@@ -53,4 +53,26 @@ pub enum ModelError {
         /// The types that would work.
         supported: String,
     },
+    /// The file has tensors that no operation uses.
+    #[error(
+        "tensor `{name}`{} has no place in architecture `{architecture}`; answers without it could be \
+         wrong, so convert the model again with a current converter",
+        and_others(*others)
+    )]
+    UnusedTensor {
+        /// The first of them.
+        name: String,
+        /// How many there are besides.
+        others: usize,
+        /// The architecture.
+        architecture: String,
+    },
+}
+
+fn and_others(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        1 => " (and another one)".to_owned(),
+        count => format!(" (and {count} others)"),
+    }
 }

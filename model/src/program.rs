@@ -11,6 +11,7 @@ mod heads;
 mod latent;
 mod look_ahead;
 mod recurrent;
+mod unused;
 
 use emel_kernels::{ActivationFormat, DeltaRuleShape, Format, RopeScaling, RopeStyle};
 use emel_loader::expert_layout::ExpertUse;
@@ -22,6 +23,7 @@ pub use self::experts::{ExpertGroup, Mixture};
 pub use self::heads::HeadColumns;
 pub use self::latent::LatentShape;
 pub use self::look_ahead::{LookAhead, RouterPath};
+pub use self::unused::UnusedPart;
 use crate::hyperparameters::Hyperparameters;
 use crate::routing::Router;
 use crate::state::StateShape;
@@ -122,6 +124,13 @@ pub enum Op {
         input: Buffer,
         /// A vector as long as the matrix has rows.
         output: Buffer,
+    },
+    /// buffer *= the only number of a weight.
+    WeightScale {
+        /// What is scaled.
+        buffer: Buffer,
+        /// Index of the resident weight.
+        weight: usize,
     },
     /// buffer += bias.
     Bias {
@@ -308,6 +317,16 @@ pub struct MatrixShape {
     pub columns: usize,
 }
 
+impl MatrixShape {
+    pub(crate) fn new(format: Format, rows: usize, columns: usize) -> Self {
+        Self {
+            format,
+            rows,
+            columns,
+        }
+    }
+}
+
 /// A rotary embedding: which pairs turn together, and how fast.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rotation {
@@ -390,6 +409,8 @@ pub struct Program {
     pub look_ahead: Option<LookAhead>,
     /// What a sequence keeps, layer by layer.
     pub states: Vec<StateShape>,
+    /// What the file has besides, which no text model needs.
+    pub unused: Vec<UnusedPart>,
     /// Greatest width of each [`Buffer`], 0 for one that is not used.
     pub widths: [usize; BUFFERS],
 }

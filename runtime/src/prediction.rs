@@ -227,10 +227,13 @@ fn expert_compute_seconds(
     rates: &ComputeRates,
     experts: &ExpertUse,
 ) -> Option<f64> {
-    let tensors = experts.tensors.iter();
-    let seconds = tensors.map(|&tensor| tensor_seconds(blueprint, rates, tensor));
-    let all: Option<f64> = seconds.sum();
-    all.map(|all| all / experts.experts.max(1) as f64)
+    let catalog = &blueprint.catalog;
+    let of_part = |part| {
+        let tensor = experts.tensor(catalog, part, 0);
+        let rate = rates.of(tensor.tensor_type.name())?;
+        Some(experts.extent(catalog, part, 0).bytes as f64 / rate)
+    };
+    (0..EXPERT_PARTS).map(of_part).sum()
 }
 
 fn tensor_seconds(blueprint: &Blueprint, rates: &ComputeRates, tensor: usize) -> Option<f64> {

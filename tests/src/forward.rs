@@ -97,7 +97,7 @@ fn run_experts(
     group: usize,
     together: usize,
 ) {
-    let weights = program.expert_uses[group];
+    let weights = &program.expert_uses[group];
     let chosen: Vec<ExpertBytes<'_>> = (0..weights.experts)
         .filter(|&expert| !forward.routing().rows_of_expert(expert).is_empty())
         .map(|expert| ExpertBytes {

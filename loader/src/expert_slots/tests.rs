@@ -1,5 +1,6 @@
 use super::*;
 use crate::arena::PAGE_BYTES;
+use crate::expert_layout::PartExtents;
 
 const ID: ExpertId = ExpertId {
     mixture: 0,
@@ -10,14 +11,26 @@ const OTHER: ExpertId = ExpertId {
     expert: 1,
 };
 
-/// Experts of 100, 200 and 300 bytes, eight of each, in two slots.
+/// Eight experts of 100, 200 and 300 bytes, in two slots. The second part has as many bytes of
+/// something else behind each expert, and the third has the last expert first.
 fn slots() -> ExpertSlots {
+    let extent = |offset, bytes| Extent {
+        file: 0,
+        offset,
+        bytes,
+    };
+    let stacked = |first: Extent, stride_bytes| PartExtents::Stacked {
+        first,
+        stride_bytes,
+    };
+    let last_first = (0..8).rev().map(|place| extent(20_000 + 300 * place, 300));
+    let extents = [
+        stacked(extent(0, 100), 100),
+        stacked(extent(10_000, 200), 400),
+        PartExtents::Separate(last_first.collect()),
+    ];
     let part = |index: usize| PartLayout {
-        first: Extent {
-            file: 0,
-            offset: 10_000 * index as u64,
-            bytes: 100 * (index as u64 + 1),
-        },
+        extents: extents[index].clone(),
         offset: 2 * PAGE_BYTES * index,
         bytes: 2 * PAGE_BYTES,
     };
@@ -47,7 +60,7 @@ fn a_slot_is_computed_on_only_when_all_of_the_expert_has_landed() {
     let reads: Vec<NextRead> = (0..3).map(|_| slots.next_read().unwrap()).collect();
     assert!(slots.next_read().is_none());
     let extents: Vec<u64> = reads.iter().map(|next| next.extent.offset).collect();
-    assert_eq!(extents, [300, 10_600, 20_900]);
+    assert_eq!(extents, [300, 11_200, 21_200]);
     for (count, next) in reads.into_iter().enumerate() {
         assert_eq!(slots.parts(0, ID), None, "{count} of three have landed");
         assert_eq!(land(&mut slots, next, 7), count == 2);
@@ -168,7 +181,7 @@ fn a_guess_is_begun_while_nothing_is_wanted_and_goes_on_at_once_when_it_is_neede
     assert_eq!(under_way(&slots), (1, 1));
     let wanted: Vec<NextRead> = (0..3).map(|_| slots.next_read().unwrap()).collect();
     let offsets: Vec<u64> = wanted.iter().map(|next| next.extent.offset).collect();
-    assert_eq!(offsets, [100, 10_200, 20_300]);
+    assert_eq!(offsets, [100, 10_400, 21_800]);
     assert!(!land(&mut slots, first, 7));
     assert!(slots.next_read().is_none(), "others are waited for");
     assert!(slots.is_unfinished_guess(0, ID));
@@ -176,7 +189,7 @@ fn a_guess_is_begun_while_nothing_is_wanted_and_goes_on_at_once_when_it_is_neede
     assert!(!slots.is_unfinished_guess(0, ID));
     assert_eq!(under_way(&slots), (2, 0));
     let [second, third] = [0, 1].map(|_| slots.next_read().unwrap());
-    assert_eq!(third.extent.offset, 20_900);
+    assert_eq!(third.extent.offset, 21_200);
     assert!(!land(&mut slots, third, 7));
     assert_eq!(slots.parts(0, ID), None, "a third of it is missing");
     assert!(land(&mut slots, second, 7));

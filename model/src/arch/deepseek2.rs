@@ -37,6 +37,7 @@ pub(super) fn describe(
             _ => keys.count("leading_dense_block_count")?,
         },
         shared_width: keys.count("expert_shared_count")? * shape.expert_feed_forward,
+        gates_shared: false,
     };
     for layer in 0..shape.layers {
         let block = format!("blk.{layer}");

@@ -13,6 +13,8 @@ pub(super) struct Experts {
     pub(super) leading_dense: usize,
     /// Width of the experts of every token, 0 if there are none.
     pub(super) shared_width: usize,
+    /// Whether a gate says how much of these counts.
+    pub(super) gates_shared: bool,
 }
 
 impl Experts {
@@ -22,6 +24,7 @@ impl Experts {
             mixture,
             leading_dense: 0,
             shared_width: 0,
+            gates_shared: false,
         }
     }
 
@@ -37,7 +40,8 @@ impl Experts {
         }
         model.mixture(block, self.mixture)?;
         if self.shared_width > 0 {
-            model.shared_experts(block, self.shared_width, self.mixture.activation)?;
+            let activation = self.mixture.activation;
+            model.shared_experts(block, self.shared_width, activation, self.gates_shared)?;
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ pub(super) fn describe(
 ) -> Result<(), ModelError> {
     let mixture = Mixture {
         gating: Gating::Sigmoid,
+        needs_choice_bias: true,
         ..Mixture::SOFTMAX
     };
     let keys = model.keys();
@@ -23,9 +24,11 @@ pub(super) fn describe(
         mixture: mixture.read(&keys, shape)?,
         leading_dense: keys.count("leading_dense_block_count")?,
         shared_width: keys.count("expert_shared_count")? * shape.expert_feed_forward,
+        gates_shared: false,
     };
     // The smaller of its models have no norms of queries and keys.
-    let query_key_norm = if model.has("blk.0.attn_q_norm.weight") {
+    let has_norm = |layer| model.has(&format!("blk.{layer}.attn_q_norm.weight"));
+    let query_key_norm = if (0..shape.layers).any(has_norm) {
         QueryKeyNorm::EachHead
     } else {
         QueryKeyNorm::None

@@ -10,10 +10,24 @@ use crate::hyperparameters::Hyperparameters;
 use crate::program::{Activation, Mixture, ProgramBuilder};
 use crate::routing::Gating;
 
+/// Parts of a layer that always have a bias.
+const BIASED: [&str; 5] = [
+    "attn_output",
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+];
+
 pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
+    for layer in 0..shape.layers {
+        for part in BIASED {
+            model.require(&format!("blk.{layer}.{part}.bias"))?;
+        }
+    }
     let mixture = Mixture {
         gating: Gating::SoftmaxOfChosen,
         normalises: false,

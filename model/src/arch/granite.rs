@@ -19,6 +19,7 @@ pub(super) fn describe(
         mixture: Mixture::SOFTMAX.read(&keys, shape)?,
         leading_dense: 0,
         shared_width: shared,
+        gates_shared: false,
     };
     let family = PreNorm {
         experts: (shape.experts > 0).then_some(experts),

@@ -20,6 +20,7 @@ pub(super) fn describe(
     let keys = model.keys();
     let mixture = Mixture {
         gating: Gating::Sigmoid,
+        needs_choice_bias: true,
         ..Mixture::SOFTMAX
     }
     .read(&keys, shape)?;

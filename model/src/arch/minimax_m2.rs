@@ -16,6 +16,7 @@ pub(super) fn describe(
 ) -> Result<(), ModelError> {
     let mixture = Mixture {
         gating: Gating::Sigmoid,
+        needs_choice_bias: true,
         ..Mixture::SOFTMAX
     };
     let family = PreNorm {

@@ -54,7 +54,8 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
 /// The program of the model that the catalog holds.
 ///
 /// # Errors
-/// When the architecture is not supported, or the file does not have what it needs.
+/// When the architecture is not supported, or the file does not have what it needs, or
+/// has a tensor that it does not use.
 pub fn program(catalog: &Catalog) -> Result<Program, ModelError> {
     let found = catalog.metadata().str("general.architecture")?;
     let describe = ARCHITECTURES
@@ -70,7 +71,7 @@ pub fn program(catalog: &Catalog) -> Result<Program, ModelError> {
     let hyperparameters = Hyperparameters::read(catalog)?;
     let mut builder = ProgramBuilder::new(catalog, hyperparameters.clone())?;
     describe(&mut builder, &hyperparameters)?;
-    Ok(builder.finish())
+    builder.finish()
 }
 
 /// The names of the supported architectures.

@@ -22,6 +22,7 @@ pub(super) fn describe(
         mixture: mixture.read(&keys, shape)?,
         leading_dense: 0,
         shared_width: keys.size_or("expert_shared_feed_forward_length", shape.feed_forward)?,
+        gates_shared: true,
     };
     let family = PreNorm {
         experts: Some(experts),

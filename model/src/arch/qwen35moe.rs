@@ -54,7 +54,7 @@ pub(super) fn describe(
 
         model.norm(&name("post_attention_norm.weight"), Residual, Normed)?;
         model.mixture(&block, mixture)?;
-        model.shared_experts(&block, shared_width, mixture.activation)?;
+        model.shared_experts(&block, shared_width, mixture.activation, true)?;
         model.add(Branch, Residual);
     }
     model.head()

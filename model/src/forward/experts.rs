@@ -131,7 +131,7 @@ impl Forward {
                 .quantise_tokens(&self.kernels, &self.pool, values, columns, rows);
         }
         self.multiply_experts(&group, &[2], experts);
-        self.add_expert_biases(&group, 2, Buffer::Routed, experts);
+        self.finish_products(&group, 2, Buffer::Routed, experts);
         for buffer in [Buffer::Gate, Buffer::Up, Buffer::Gated, Buffer::Routed] {
             self.changed(buffer);
         }
@@ -188,10 +188,10 @@ impl Forward {
         self.kernels.matmul_batch(&self.pool, &mut products);
     }
 
-    /// gated = activation(gate) · up, after both have got their biases.
+    /// gated = activation(gate) · up, after both have got their scales and biases.
     fn gate_experts(&mut self, group: &ExpertGroup, experts: &[ExpertBytes<'_>]) {
-        self.add_expert_biases(group, 0, Buffer::Gate, experts);
-        self.add_expert_biases(group, 1, Buffer::Up, experts);
+        self.finish_products(group, 0, Buffer::Gate, experts);
+        self.finish_products(group, 1, Buffer::Up, experts);
         let width = group.matrices[0].rows;
         let buffers = [Buffer::Gate, Buffer::Up, Buffer::Gated];
         let [gate, up, out] = self.activations.several(buffers);
@@ -204,24 +204,33 @@ impl Forward {
         }
     }
 
-    /// Adds each expert's bias, if the group has any, to its rows.
-    fn add_expert_biases(
+    /// Multiplies the rows of each expert with its scale and adds its bias, if the group has
+    /// any.
+    fn finish_products(
         &mut self,
         group: &ExpertGroup,
         part: usize,
         buffer: Buffer,
         experts: &[ExpertBytes<'_>],
     ) {
-        let Some(weight) = group.biases[part] else {
-            return;
-        };
         let width = group.matrices[part].rows;
+        let scales = group.scales[part].map(|weight| &self.resident[weight]);
+        let biases = group.biases[part].map(|weight| &self.resident[weight]);
+        if scales.is_none() && biases.is_none() {
+            return;
+        }
         let values = self.activations.all_mut(buffer);
-        for expert in experts {
-            let bias = &self.resident[weight][expert.expert * width..][..width];
-            let rows = self.routing.rows_of_expert(expert.expert);
-            for row in values[rows.start * width..rows.end * width].chunks_exact_mut(width) {
-                self.kernels.add(row, bias);
+        for ExpertBytes { expert, .. } in experts {
+            let rows = self.routing.rows_of_expert(*expert);
+            let values = &mut values[rows.start * width..rows.end * width];
+            if let Some(scales) = scales {
+                self.kernels.scale(values, scales[*expert]);
+            }
+            if let Some(biases) = biases {
+                let bias = &biases[expert * width..][..width];
+                for row in values.chunks_exact_mut(width) {
+                    self.kernels.add(row, bias);
+                }
             }
         }
     }

@@ -21,6 +21,10 @@ impl Forward {
                 unreachable!("products come with rows")
             }
             Op::Experts { .. } => unreachable!("experts come with their weights"),
+            Op::WeightScale { buffer, weight } => {
+                let factor = self.resident[weight][0];
+                self.change_values(buffer, |kernels, values| kernels.scale(values, factor));
+            }
             Op::Bias { buffer, weight } => self.add_bias(buffer, weight),
             Op::Rope {
                 buffer,

@@ -4,6 +4,7 @@ use emel_kernels::{Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
 use emel_loader::unit::{Stage, WeightUse};
 
+use super::unused::unused_parts;
 use super::{
     Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation, RotationFactors, Scores,
 };
@@ -13,10 +14,15 @@ use crate::keys::Keys;
 use crate::kv_cache::KvShape;
 use crate::state::StateShape;
 
+/// Architectures whose files may have divisors of the rotary frequencies.
+const ROPE_FACTORS: [&str; 4] = ["granite", "granitemoe", "llama", "phi3"];
+
 /// Writes a [`Program`], checking every tensor against the place it is put in.
 pub struct ProgramBuilder<'a> {
     pub(super) catalog: &'a Catalog,
     pub(super) program: Program,
+    /// Which of the catalog's tensors are used.
+    is_used: Vec<bool>,
     /// Width of each buffer after the last operation.
     widths: [usize; BUFFERS],
     layer: usize,
@@ -29,13 +35,17 @@ impl<'a> ProgramBuilder<'a> {
     /// # Errors
     /// When the embedding is missing or does not fit the hyperparameters.
     pub fn new(catalog: &'a Catalog, hyperparameters: Hyperparameters) -> Result<Self, ModelError> {
-        let (embedding, tensor) = find(catalog, "token_embd.weight")?;
+        let embedding = index_of(catalog, "token_embd.weight")?;
+        let tensor = &catalog.tensors()[embedding];
+        let mut is_used = vec![false; catalog.tensors().len()];
+        is_used[embedding] = true;
         let rows = tensor.rows() as usize;
         let shape = checked_shape(tensor, hyperparameters.width, rows)?;
         let mut widths = [0; BUFFERS];
         widths[Buffer::Residual as usize] = hyperparameters.width;
         Ok(Self {
             catalog,
+            is_used,
             program: Program {
                 hyperparameters,
                 embedding,
@@ -51,6 +61,7 @@ impl<'a> ProgramBuilder<'a> {
                 logged_guesses: None,
                 look_ahead: None,
                 states: Vec::new(),
+                unused: Vec::new(),
                 widths,
             },
             widths,
@@ -60,8 +71,14 @@ impl<'a> ProgramBuilder<'a> {
     }
 
     /// The finished program.
-    pub fn finish(self) -> Program {
-        self.program
+    ///
+    /// # Errors
+    /// When the file has a tensor that no operation uses, and that is not one of those
+    /// that no text model needs.
+    pub fn finish(mut self) -> Result<Program, ModelError> {
+        let shape = &self.program.hyperparameters;
+        self.program.unused = unused_parts(self.catalog, shape, &self.is_used)?;
+        Ok(self.program)
     }
 
     /// The metadata keys of the architecture.
@@ -72,6 +89,14 @@ impl<'a> ProgramBuilder<'a> {
     /// Whether the file has a tensor.
     pub fn has(&self, name: &str) -> bool {
         self.catalog.tensor(name).is_some()
+    }
+
+    /// Sees to it that the file has a tensor.
+    ///
+    /// # Errors
+    /// When it has not.
+    pub fn require(&self, name: &str) -> Result<(), ModelError> {
+        index_of(self.catalog, name).map(|_| ())
     }
 
     /// Operations from here on belong to the next layer.
@@ -128,10 +153,12 @@ impl<'a> ProgramBuilder<'a> {
         Ok(())
     }
 
-    /// `output = name.weight · input`, plus `name.bias` if the file has one.
+    /// `output = name.weight · input`, times `name.scale` and plus `name.bias` if the file
+    /// has them.
     ///
     /// # Errors
-    /// When the matrix is missing, or is not `rows` × the width of `input`.
+    /// When the matrix is missing, or is not `rows` × the width of `input`, or one of the
+    /// others is of another size.
     pub fn linear(
         &mut self,
         name: &str,
@@ -140,19 +167,31 @@ impl<'a> ProgramBuilder<'a> {
         output: Buffer,
     ) -> Result<(), ModelError> {
         self.matrix(&format!("{name}.weight"), rows, input, output)?;
-        let bias = format!("{name}.bias");
-        if self.has(&bias) {
-            let weight = self.resident(&bias, rows)?;
-            self.push(Op::Bias {
+        let scale = format!("{name}.scale");
+        if self.has(&scale) {
+            let weight = self.resident(&scale, 1)?;
+            self.push(Op::WeightScale {
                 buffer: output,
                 weight,
             });
+        }
+        self.bias(&format!("{name}.bias"), output)
+    }
+
+    /// `buffer += bias`, if the file has one of this name.
+    ///
+    /// # Errors
+    /// When it is of another size.
+    pub fn bias(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        if self.has(name) {
+            let weight = self.resident(name, self.width(buffer))?;
+            self.push(Op::Bias { buffer, weight });
         }
         Ok(())
     }
 
     /// Projects the normed stream to queries, keys and values: `{block}.attn_{q,k,v}`,
-    /// or all three in `{block}.attn_qkv`.
+    /// or all three in `{block}.attn_qkv`, which may have the biases of the three.
     ///
     /// # Errors
     /// When one of the matrices is missing or of another size.
@@ -167,7 +206,13 @@ impl<'a> ProgramBuilder<'a> {
         let fused = format!("{block}.attn_qkv");
         if self.has(&format!("{fused}.weight")) {
             let parts = projections.map(|(_, output, rows)| (output, rows));
-            return self.fused(&fused, &parts);
+            self.fused(&fused, &parts)?;
+            if !self.has(&format!("{fused}.bias")) {
+                for (name, output, _) in projections {
+                    self.bias(&format!("{block}.{name}.bias"), output)?;
+                }
+            }
+            return Ok(());
         }
         if !self.has(&format!("{block}.attn_q.weight")) {
             return Err(ModelError::MissingTensor {
@@ -310,7 +355,7 @@ impl<'a> ProgramBuilder<'a> {
         output: Buffer,
     ) -> Result<(), ModelError> {
         let width = self.program.hyperparameters.width;
-        let (_, up_tensor) = find(self.catalog, &format!("{up}.weight"))?;
+        let (_, up_tensor) = self.take(&format!("{up}.weight"))?;
         let is_alone = up_tensor.rows() == inner as u64;
         if !is_alone && !self.has(&format!("{gate}.weight")) {
             self.fused(up, &[(Buffer::Gate, inner), (Buffer::Up, inner)])?;
@@ -323,7 +368,8 @@ impl<'a> ProgramBuilder<'a> {
         self.linear(down, width, Buffer::Gated, output)
     }
 
-    /// Declares the model's rotary embedding, with the factors that the file has:
+    /// Declares the model's rotary embedding, with the factors that the file has, if the
+    /// architecture knows any:
     /// `rope_freqs`, or `rope_factors_short` and `rope_factors_long`.
     ///
     /// # Errors
@@ -333,9 +379,12 @@ impl<'a> ProgramBuilder<'a> {
         let (base, scaling) = (shape.rope_base, shape.rope_scaling);
         let (pairs, original_context) = (shape.rope_width / 2, shape.original_context);
         let [long, short] = ["rope_factors_long.weight", "rope_factors_short.weight"];
-        let factors = if self.has("rope_freqs.weight") {
+        let may_have = ROPE_FACTORS.contains(&shape.architecture.as_str());
+        let factors = if !may_have {
+            RotationFactors::None
+        } else if self.has("rope_freqs.weight") {
             RotationFactors::Always(self.resident("rope_freqs.weight", pairs)?)
-        } else if self.has(long) {
+        } else if self.has(long) || self.has(short) {
             RotationFactors::ByContext {
                 short: self.resident(short, pairs)?,
                 long: self.resident(long, pairs)?,
@@ -392,6 +441,13 @@ impl<'a> ProgramBuilder<'a> {
         self.matrix(name, vocabulary, Buffer::Normed, Buffer::Logits)
     }
 
+    /// The tensor of this name, which is used from now on, and its index.
+    pub(super) fn take(&mut self, name: &str) -> Result<(usize, &'a Tensor), ModelError> {
+        let index = index_of(self.catalog, name)?;
+        self.is_used[index] = true;
+        Ok((index, &self.catalog.tensors()[index]))
+    }
+
     /// Says how wide a buffer is that the next operation writes.
     pub(super) fn widen(&mut self, buffer: Buffer, width: usize) {
         self.widths[buffer as usize] = width;
@@ -406,7 +462,7 @@ impl<'a> ProgramBuilder<'a> {
         input: Buffer,
         output: Buffer,
     ) -> Result<(), ModelError> {
-        let (index, tensor) = find(self.catalog, name)?;
+        let (index, tensor) = self.take(name)?;
         let shape = checked_shape(tensor, self.width(input), rows)?;
         self.widen(output, rows);
         let matrix = self.declare(index, shape);
@@ -442,7 +498,7 @@ impl<'a> ProgramBuilder<'a> {
         length: usize,
         rows: usize,
     ) -> Result<usize, ModelError> {
-        let (index, tensor) = find(self.catalog, name)?;
+        let (index, tensor) = self.take(name)?;
         if tensor.columns() != length as u64 || tensor.rows() != rows as u64 {
             return Err(wrong_shape(tensor, length, rows));
         }
@@ -464,13 +520,9 @@ impl<'a> ProgramBuilder<'a> {
     }
 }
 
-pub(super) fn find<'a>(
-    catalog: &'a Catalog,
-    name: &str,
-) -> Result<(usize, &'a Tensor), ModelError> {
+fn index_of(catalog: &Catalog, name: &str) -> Result<usize, ModelError> {
     catalog
         .tensor_index(name)
-        .map(|index| (index, &catalog.tensors()[index]))
         .ok_or_else(|| ModelError::MissingTensor {
             name: name.to_owned(),
         })

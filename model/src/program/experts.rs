@@ -1,13 +1,17 @@
 //! The mixture of experts as operations (Shazeer et al., 2017).
 
-use emel_loader::expert_layout::{EXPERT_PARTS, ExpertUse};
+use emel_kernels::Format;
+use emel_loader::expert_layout::{EXPERT_PARTS, ExpertPart, ExpertUse};
 
-use super::builder::{checked_format, find};
+use super::builder::checked_format;
 use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::keys::Keys;
 use crate::routing::{ExpertGroups, Gating, Router};
+
+/// What an expert's matrices are called in a file, in their order.
+const PART_NAMES: [&str; EXPERT_PARTS] = ["gate", "up", "down"];
 
 /// What differs between the families' mixtures.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +24,8 @@ pub struct Mixture {
     pub scale: f32,
     /// Groups of experts.
     pub groups: Option<ExpertGroups>,
+    /// Whether it is incomplete without a bias for the choice; others may have one.
+    pub needs_choice_bias: bool,
     /// The activation function of an expert.
     pub activation: Activation,
 }
@@ -29,7 +35,9 @@ pub struct Mixture {
 pub struct ExpertGroup {
     /// One expert's gate, up and down matrices.
     pub matrices: [MatrixShape; EXPERT_PARTS],
-    /// Indices of the resident weights that are added to their products, `[experts, rows]`.
+    /// Indices of the resident weights that their products are multiplied with, `[experts]`.
+    pub scales: [Option<usize>; EXPERT_PARTS],
+    /// Indices of the resident weights that are then added, `[experts, rows]`.
     pub biases: [Option<usize>; EXPERT_PARTS],
     /// The activation function of the gate.
     pub activation: Activation,
@@ -42,6 +50,7 @@ impl Mixture {
         normalises: true,
         scale: 1.0,
         groups: None,
+        needs_choice_bias: false,
         activation: Activation::Silu,
     };
 
@@ -109,9 +118,11 @@ impl ProgramBuilder<'_> {
             Buffer::Normed,
             Buffer::RouterLogits,
         )?;
-        let bias = ["exp_probs_b.bias", "exp_probs_b"].map(name);
-        let bias = bias.iter().find(|name| self.has(name));
-        let bias = bias.map(|name| self.resident(name, experts)).transpose()?;
+        let [bias, older] = ["exp_probs_b.bias", "exp_probs_b"].map(name);
+        let bias = if self.has(&older) { older } else { bias };
+        let bias = (mixture.needs_choice_bias || self.has(&bias))
+            .then(|| self.resident(&bias, experts))
+            .transpose()?;
         self.program.routers.push(Router {
             experts,
             used,
@@ -144,7 +155,7 @@ impl ProgramBuilder<'_> {
 
     /// Adds the experts of every token, `{block}.ffn_{gate,up,down}_shexp`, to the
     /// branch that a mixture has just been written to: a gated feed-forward network `inner`
-    /// wide, times σ(`{block}.ffn_gate_inp_shexp` · x) where the file has that.
+    /// wide, times σ(`{block}.ffn_gate_inp_shexp` · x) if it is gated.
     ///
     /// # Errors
     /// When a tensor is missing or of another size.
@@ -153,6 +164,7 @@ impl ProgramBuilder<'_> {
         block: &str,
         inner: usize,
         activation: Activation,
+        is_gated: bool,
     ) -> Result<(), ModelError> {
         // They are computed while those that a token has chosen are read.
         let chosen = self.program.ops.len() - 2;
@@ -160,7 +172,6 @@ impl ProgramBuilder<'_> {
         debug_assert!(matches!(chosen[..], [Op::Experts { .. }, Op::Combine]));
         let name = |part: &str| format!("{block}.{part}");
         let gate = name("ffn_gate_inp_shexp");
-        let is_gated = self.has(&format!("{gate}.weight"));
         if is_gated {
             self.linear(&gate, 1, Buffer::Normed, Buffer::SharedGate)?;
         }
@@ -177,53 +188,92 @@ impl ProgramBuilder<'_> {
         Ok(())
     }
 
-    /// Declares the experts `{block}.ffn_{gate,up,down}_exps`, with biases where the file
-    /// has them.
+    /// Declares the experts `{block}.ffn_{gate,up,down}_exps`, with scales and biases where
+    /// the file has them.
     fn experts(&mut self, block: &str, activation: Activation) -> Result<(), ModelError> {
         let shape = &self.program.hyperparameters;
         let (experts, used) = (shape.experts, shape.experts_used);
         let (width, inner) = (shape.width, shape.expert_feed_forward);
-        let mut tensors = [0; EXPERT_PARTS];
+        let (gate, gate_matrix) = self.expert_part(block, 0, [width, inner])?;
+        let (up, up_matrix) = self.expert_part(block, 1, [width, inner])?;
+        let (down, down_matrix) = self.expert_part(block, 2, [inner, width])?;
+        let matrices = [gate_matrix, up_matrix, down_matrix];
+        let mut scales = [None; EXPERT_PARTS];
         let mut biases = [None; EXPERT_PARTS];
-        let parts = [
-            ("ffn_gate_exps", inner, width),
-            ("ffn_up_exps", inner, width),
-            ("ffn_down_exps", width, inner),
-        ];
-        let mut matrices = Vec::with_capacity(EXPERT_PARTS);
-        for (part, (name, rows, columns)) in parts.into_iter().enumerate() {
-            let (tensor, matrix) =
-                self.experts_matrix(&format!("{block}.{name}.weight"), rows, columns)?;
-            tensors[part] = tensor;
-            matrices.push(matrix);
-            let bias = format!("{block}.{name}.bias");
+        for part in 0..EXPERT_PARTS {
+            let name = format!("{block}.ffn_{}_exps", PART_NAMES[part]);
+            let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
+            if self.has(&scale) {
+                scales[part] = Some(self.resident(&scale, experts)?);
+            }
             if self.has(&bias) {
-                biases[part] = Some(self.resident_rows(&bias, rows, experts)?);
+                biases[part] = Some(self.resident_rows(&bias, matrices[part].rows, experts)?);
             }
         }
         self.program.expert_groups.push(ExpertGroup {
-            matrices: [matrices[0], matrices[1], matrices[2]],
+            matrices,
+            scales,
             biases,
             activation,
         });
         self.program.expert_uses.push(ExpertUse {
-            tensors,
+            parts: [gate, up, down],
             experts,
             used,
         });
         Ok(())
     }
 
-    /// A tensor `[experts, rows, columns]`, and the matrix of one of its experts.
-    fn experts_matrix(
-        &self,
-        name: &str,
-        rows: usize,
-        columns: usize,
-    ) -> Result<(usize, MatrixShape), ModelError> {
+    /// Where the rows of one of the experts' matrices are, and one expert's matrix: in
+    /// `{block}.ffn_{gate,up,down}_exps`, for gate and up in `{block}.ffn_gate_up_exps`, where
+    /// an expert's rows of the gate come first, or, as converters once wrote them, with each
+    /// expert in a tensor of its own, `{block}.ffn_{gate,up,down}.{expert}`.
+    fn expert_part(
+        &mut self,
+        block: &str,
+        part: usize,
+        [columns, rows]: [usize; 2],
+    ) -> Result<(ExpertPart, MatrixShape), ModelError> {
+        let name = PART_NAMES[part];
         let experts = self.program.hyperparameters.experts;
-        let (index, tensor) = find(self.catalog, name)?;
-        let expected = [columns, rows, experts].map(|size| size as u64);
+        let fused = format!("{block}.ffn_gate_up_exps.weight");
+        if part < 2 && self.has(&fused) {
+            let (tensor, format) = self.expert_tensor(&fused, &[columns, 2 * rows, experts])?;
+            let part = ExpertPart::Stacked {
+                tensor,
+                matrices: 2,
+                matrix: part,
+            };
+            return Ok((part, MatrixShape::new(format, rows, columns)));
+        }
+        let stacked = format!("{block}.ffn_{name}_exps.weight");
+        let separate = |expert| format!("{block}.ffn_{name}.{expert}.weight");
+        if self.has(&stacked) || !self.has(&separate(0)) {
+            let (tensor, format) = self.expert_tensor(&stacked, &[columns, rows, experts])?;
+            let part = ExpertPart::alone(tensor);
+            return Ok((part, MatrixShape::new(format, rows, columns)));
+        }
+        let (_, format) = self.expert_tensor(&separate(0), &[columns, rows])?;
+        let mut tensors = Vec::with_capacity(experts);
+        for expert in 0..experts {
+            let (tensor, found) = self.expert_tensor(&separate(expert), &[columns, rows])?;
+            if found != format {
+                return Err(ModelError::TensorType {
+                    name: separate(expert),
+                    found: found.name().to_owned(),
+                    supported: format!("{}, as expert 0 has it", format.name()),
+                });
+            }
+            tensors.push(tensor);
+        }
+        let part = ExpertPart::Separate(tensors);
+        Ok((part, MatrixShape::new(format, rows, columns)))
+    }
+
+    /// A tensor of experts that has exactly these dimensions, and its format.
+    fn expert_tensor(&mut self, name: &str, dims: &[usize]) -> Result<(usize, Format), ModelError> {
+        let (index, tensor) = self.take(name)?;
+        let expected: Vec<u64> = dims.iter().map(|&size| size as u64).collect();
         if tensor.dims != expected {
             let text = |dims: &[u64]| {
                 let sizes: Vec<String> = dims.iter().map(u64::to_string).collect();
@@ -235,11 +285,6 @@ impl ProgramBuilder<'_> {
                 expected: text(&expected),
             });
         }
-        let matrix = MatrixShape {
-            format: checked_format(tensor)?,
-            rows,
-            columns,
-        };
-        Ok((index, matrix))
+        Ok((index, checked_format(tensor)?))
     }
 }

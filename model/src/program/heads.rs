@@ -1,6 +1,6 @@
 //! Operations on the heads of a buffer.
 
-use super::builder::{checked_shape, find};
+use super::builder::checked_shape;
 use super::{Buffer, Op, ProgramBuilder};
 use crate::error::ModelError;
 
@@ -100,7 +100,7 @@ impl ProgramBuilder<'_> {
         from: HeadColumns,
         to: HeadColumns,
     ) -> Result<(), ModelError> {
-        let (index, tensor) = find(self.catalog, name)?;
+        let (index, tensor) = self.take(name)?;
         let shape = checked_shape(tensor, from.width, to.heads * to.width)?;
         self.widen(Buffer::OneHead, from.width);
         self.widen(to.buffer, to.buffer_width());

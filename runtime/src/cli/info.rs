@@ -7,6 +7,7 @@ use emel_kernels::Format;
 use emel_loader::gguf::{Array, Catalog, Metadata, Value};
 use emel_model::arch;
 use emel_model::chat::{ChatTemplates, SpecialTexts};
+use emel_model::program::UnusedPart;
 use serde::Serialize;
 
 use super::{ModelOptions, one_line, print};
@@ -59,6 +60,8 @@ struct Info {
     supported_architectures: Vec<&'static str>,
     parameters: u64,
     types: Vec<TypeShare>,
+    /// Parts of a file that runs which the model does without.
+    unused: Vec<UnusedInfo>,
     /// In the order they are shown in.
     hyperparameters: serde_json::Map<String, serde_json::Value>,
     tokenizer: TokenizerInfo,
@@ -72,6 +75,14 @@ struct TypeShare {
     supported: bool,
     tensors: usize,
     parameters: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct UnusedInfo {
+    name: String,
+    purpose: &'static str,
+    tensors: usize,
     bytes: u64,
 }
 
@@ -161,6 +172,7 @@ impl Info {
             supported_architectures: arch::supported().collect(),
             parameters: catalog.tensors().iter().map(elements).sum(),
             types: types(catalog),
+            unused: unused(catalog),
             hyperparameters: hyperparameters(metadata, architecture.as_deref().unwrap_or("")),
             tokenizer: TokenizerInfo::read(metadata),
             chat_template: TemplateInfo::read(templates),
@@ -203,6 +215,14 @@ impl Info {
             line(
                 "",
                 &format!("{name:<8} {bytes:>11}  {parameters} in {tensors} tensors{note}"),
+            )?;
+        }
+        for part in &self.unused {
+            let UnusedInfo { name, purpose, .. } = part;
+            let (tensors, bytes) = (part.tensors, size(part.bytes));
+            line(
+                "not used",
+                &format!("{name} ({purpose}), {bytes} in {tensors} tensors"),
             )?;
         }
         for (name, value) in &self.hyperparameters {
@@ -394,6 +414,18 @@ fn types(catalog: &Catalog) -> Vec<TypeShare> {
     }
     shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
     shares
+}
+
+/// What the file has besides the model; nothing where that does not run.
+fn unused(catalog: &Catalog) -> Vec<UnusedInfo> {
+    let parts = arch::program(catalog).map_or(Vec::new(), |program| program.unused);
+    let shown = |part: UnusedPart| UnusedInfo {
+        name: part.name,
+        purpose: part.purpose,
+        tensors: part.tensors,
+        bytes: part.bytes,
+    };
+    parts.into_iter().map(shown).collect()
 }
 
 /// What the file says about the model's shape; the keys that are there.

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use emel_tests::fixtures::{SMOLLM2, real_model};
-use emel_tests::gguf_writer::Field;
+use emel_tests::gguf_writer::{Field, GgufWriter};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -70,6 +70,40 @@ fn what_streams_and_what_stays_is_told() {
         text.contains(" MiB stream for each token; KV cache of "),
         "{text}"
     );
+}
+
+#[test]
+fn what_is_not_used_of_a_file_is_listed() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.gguf");
+    let original = GgufWriter::copy_of(&llama());
+    let with_images = original.clone();
+    let with_images = with_images.f32_tensor("v.patch_embd.weight", &[4], &[1.0; 4]);
+    with_images.write(&path).unwrap();
+    let found = info(&path);
+    assert_eq!(found["supported"], true);
+    assert_eq!(
+        found["unused"],
+        serde_json::json!([{"name": "v.*", "purpose": "images", "tensors": 1, "bytes": 16}])
+    );
+    let text = result(emel("info", &path, words("--ram-budget 64M")));
+    let line = "\nnot used      v.* (images), 16 bytes in 1 tensors\n";
+    assert!(text.contains(line), "{text}");
+
+    // What nobody knows may be a part of the model.
+    let name = "blk.0.attn_q.lora_a";
+    original
+        .f32_tensor(name, &[4], &[1.0; 4])
+        .write(&path)
+        .unwrap();
+    let found = info(&path);
+    assert_eq!(found["supported"], false);
+    assert_eq!(found["unused"], serde_json::json!([]));
+    let expected = ["tensor `blk.0.attn_q.lora_a` has no place in", "`llama`"];
+    for part in expected {
+        assert!(found["problem"].as_str().unwrap().contains(part), "{found}");
+    }
+    refusal(emel("plan", &path, words("--ram-budget 64M")), 1, &expected);
 }
 
 #[test]
