@@ -125,7 +125,7 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.all_logits = true;
     settings.sampler = Some(SamplerOptions::default());
-    let (blueprint, ids) = Blueprint::for_prompt(model, settings, prompt)?;
+    let (blueprint, ids) = Blueprint::for_text(model, settings, prompt)?;
     let mut named = NamedFiles::of(&blueprint);
     named.input("-f", options.source.file.as_deref());
     let logits = options

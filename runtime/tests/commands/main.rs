@@ -7,6 +7,7 @@
 
 mod bad_model;
 mod bad_option;
+mod context;
 mod conversation;
 mod doctor;
 mod info;
