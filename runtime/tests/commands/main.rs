@@ -10,6 +10,7 @@ mod bad_option;
 mod context;
 mod conversation;
 mod doctor;
+mod eval;
 mod info;
 mod limits;
 mod lossy;
