@@ -16,6 +16,7 @@ mod limits;
 mod lossy;
 mod model;
 mod outputs;
+mod plan;
 mod profile;
 mod render;
 mod replay;
