@@ -62,6 +62,9 @@ enum Command {
     Replay(ReplayOptions),
 }
 
+/// The command that has no spellings of llama.cpp's: there its `-v` means something else.
+const DOCTOR: &str = "doctor";
+
 /// The whole program. Called as `emel-run`, by a link or a copy, it is `emel run`.
 pub fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_else(OsString::new);
@@ -73,6 +76,9 @@ pub fn main() -> ExitCode {
             true => Command::Run(Box::new(
                 cli::parse_with_llama_spellings::<RunAlone>().options,
             )),
+            false if std::env::args_os().nth(1).is_some_and(|it| it == DOCTOR) => {
+                cli::parse::<Options>().command
+            }
             false => cli::parse_with_llama_spellings::<Options>().command,
         };
         cli::run(command.run())
