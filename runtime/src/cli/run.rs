@@ -120,7 +120,14 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     };
     let outcome = match beginning {
         Beginning::Conversation(opening) => {
-            conversation::run(&options.conversation, opening, blueprint, request, on_usage).await
+            conversation::run(
+                &options.conversation,
+                *opening,
+                blueprint,
+                request,
+                on_usage,
+            )
+            .await
         }
         Beginning::Prompt(ids) => {
             request.prompt = ids.into();
@@ -145,7 +152,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 enum Beginning {
     /// Token ids to continue.
     Prompt(Vec<u32>),
-    Conversation(Opening),
+    Conversation(Box<Opening>),
 }
 
 impl RunOptions {
@@ -166,7 +173,7 @@ impl RunOptions {
             let blueprint = Blueprint::new(model, settings)?;
             let (templates, limit) = (&blueprint.chat_templates, blueprint.text_limit());
             let opening = talk.opening(model, templates, &limit, None)?;
-            return Ok((blueprint, Beginning::Conversation(opening)));
+            return Ok((blueprint, Beginning::Conversation(Box::new(opening))));
         }
         let expected = ExpectedRequest {
             // More messages may follow.
@@ -183,7 +190,9 @@ impl RunOptions {
             opening.insert(opened).prompt()
         };
         let (blueprint, ids) = Blueprint::for_request(model, settings, &expected, prompt)?;
-        let beginning = opening.map_or(Beginning::Prompt(ids), Beginning::Conversation);
+        let beginning = opening.map_or(Beginning::Prompt(ids), |opening| {
+            Beginning::Conversation(Box::new(opening))
+        });
         Ok((blueprint, beginning))
     }
 
