@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::errno::Errno;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::statvfs::statvfs;
+use nix::unistd::{Whence, lseek};
 
 use crate::arena::{Arena, PAGE_BYTES};
 use crate::gguf::{Extent, FileIdentity, ModelFile};
@@ -183,6 +185,29 @@ impl OpenFile {
     /// The window to read for `bytes` at `offset`.
     pub fn window(&self, offset: u64, bytes: usize) -> Window {
         Window::around(offset, bytes, self.alignment())
+    }
+
+    /// Bytes that the file has no place on the drive for: they read as zeros, from nowhere. None
+    /// on a filesystem that does not say.
+    pub fn hole_bytes(&self) -> u64 {
+        let end = self.file.metadata().map_or(0, |found| found.len());
+        let seek = |from: u64, whence| {
+            let found = lseek(&self.file, from as i64, whence);
+            // There is nothing behind the last data; and all is data where it is not said.
+            match found {
+                Ok(at) => at as u64,
+                Err(Errno::ENXIO) => end,
+                Err(_) if matches!(whence, Whence::SeekData) => from,
+                Err(_) => end,
+            }
+        };
+        let (mut at, mut holes) = (0, 0);
+        while at < end {
+            let data = seek(at, Whence::SeekData).clamp(at, end);
+            holes += data - at;
+            at = seek(data, Whence::SeekHole).clamp(data + 1, end.max(data + 1));
+        }
+        holes
     }
 
     /// Drops what a read through the page cache has left there; nothing to do for

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::future::poll_fn;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -231,6 +232,19 @@ pub enum ProbeError {
         /// The smallest number that tells something.
         wanted: u64,
     },
+    /// A file has holes, which are read from nowhere.
+    #[error(
+        "{}: {hole_bytes} of {bytes} bytes are holes, which no drive is read for, expected a whole file; finish its download, or copy it with cp --sparse=never",
+        path.display()
+    )]
+    Holes {
+        /// The file.
+        path: PathBuf,
+        /// Bytes in holes.
+        hole_bytes: u64,
+        /// Bytes of the file.
+        bytes: u64,
+    },
     /// A read failed.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -239,10 +253,13 @@ pub enum ProbeError {
 /// The smallest file that a drive is measured with.
 pub const FILE_BYTES_MIN: u64 = 64 << 20;
 
+/// Holes that show in no rate, as a part of a file's bytes: a divisor.
+const HOLES_SHARE: u64 = 100;
+
 /// Measures the drive that `files` are on.
 ///
 /// # Errors
-/// When the files are small, the reader is refused, or a read fails.
+/// When the files are small or have holes, the reader is refused, or a read fails.
 pub async fn measure(
     files: &Arc<OpenFiles>,
     backend: Backend,
@@ -317,6 +334,16 @@ impl<'a> Probe<'a> {
                 bytes,
                 wanted: FILE_BYTES_MIN,
             });
+        }
+        for file in files.iter() {
+            let (hole_bytes, bytes) = (file.hole_bytes(), file.bytes());
+            if hole_bytes > bytes / HOLES_SHARE {
+                return Err(ProbeError::Holes {
+                    path: file.path().to_owned(),
+                    hole_bytes,
+                    bytes,
+                });
+            }
         }
         let depth = points.iter().map(|point| point.depth).max().unwrap_or(1);
         let arena_bytes = points.iter().map(Point::ring_bytes).max();

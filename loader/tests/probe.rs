@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,14 +21,14 @@ const LIMITS: Limits = Limits {
     depths: &[1, 4, 8],
 };
 
-/// Files of zeroes, which take no room.
+/// Files of zeros, which are all on the drive.
 fn files(bytes: &[u64]) -> (TempDir, Arc<OpenFiles>) {
     let folder = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> = (0..bytes.len())
         .map(|index| folder.path().join(index.to_string()))
         .collect();
     for (path, &bytes) in paths.iter().zip(bytes) {
-        File::create(path).unwrap().set_len(bytes).unwrap();
+        std::fs::write(path, vec![0; bytes as usize]).unwrap();
     }
     let opened = OpenFiles::open(paths.iter().map(PathBuf::as_path), true).unwrap();
     (folder, Arc::new(opened))
@@ -79,6 +80,31 @@ fn files_that_tell_nothing_and_files_that_shrink_are_errors() {
         let error = block_on(measure(&shrunk, backend, LIMITS)).unwrap_err();
         assert!(error.to_string().contains("truncated"), "{error}");
     }
+}
+
+#[test]
+fn a_file_with_holes_is_not_measured() {
+    let (folder, _) = files(&[FILE_BYTES_MIN]);
+    let path = folder.path().join("0");
+    let file = File::options().write(true).open(&path).unwrap();
+    // The end of a download that was made room for.
+    file.set_len(FILE_BYTES_MIN * 2).unwrap();
+    let opened = OpenFiles::open([path.as_path()], true).unwrap();
+    assert_eq!(opened.get(0).hole_bytes(), FILE_BYTES_MIN);
+    let error = block_on(measure(&Arc::new(opened), READERS[0], LIMITS)).unwrap_err();
+    let told = error.to_string();
+    assert!(matches!(error, ProbeError::Holes { .. }), "{told}");
+    for part in ["67108864 of 134217728 bytes are holes", "--sparse=never"] {
+        assert!(told.contains(part), "{told}");
+    }
+    // A hole of a page between data shows in no rate.
+    file.write_at(&[1; 4096], FILE_BYTES_MIN * 2 - 4096)
+        .unwrap();
+    file.set_len(FILE_BYTES_MIN + 4096).unwrap();
+    file.write_at(&[1], FILE_BYTES_MIN + 4096).unwrap();
+    let opened = OpenFiles::open([path.as_path()], true).unwrap();
+    assert_eq!(opened.get(0).hole_bytes(), 4096);
+    block_on(measure(&Arc::new(opened), READERS[0], LIMITS)).unwrap();
 }
 
 fn point(block_bytes: u64, depth: usize, bytes_per_second: f64) -> Point {

@@ -35,7 +35,7 @@ use emel_model::tokenizer::Tokenizer;
 
 use self::contents::Contents;
 pub use self::settings::{Io, Settings};
-use self::shape::{Shape, context_wished};
+use self::shape::{RequestTokens, Shape, context_rotated};
 use crate::budget::available_bytes;
 use crate::error::Error;
 use crate::experts::MixtureShape;
@@ -43,7 +43,7 @@ use crate::experts::heat::{self, Heat};
 use crate::live_budget::NoticeListener;
 use crate::lossy;
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
-use crate::session::{Identity, SessionKind};
+use crate::session::{self, Identity, SessionKind};
 
 /// A model, understood and planned.
 #[derive(Debug)]
@@ -84,6 +84,27 @@ pub struct Blueprint {
     pub faults: Option<Arc<dyn Faults>>,
 }
 
+/// What is known of a request before its model is planned.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpectedRequest<'a> {
+    /// Tokens of the answer at most; none if it goes on until the model ends it.
+    pub answer_tokens: Option<usize>,
+    /// A session's file, of which the context has to hold the tokens.
+    pub session: Option<&'a Path>,
+}
+
+/// What a prompt is made with.
+#[derive(Debug)]
+pub struct PromptForm<'a> {
+    /// How long its text may be.
+    pub limit: TextLimit,
+    /// The form of a conversation.
+    #[cfg(feature = "chat")]
+    pub chat_templates: &'a ChatTemplates,
+    /// Text to token ids and back.
+    pub tokenizer: &'a Tokenizer,
+}
+
 impl Blueprint {
     /// Reads the header of the model at `path` and plans for `settings`.
     ///
@@ -91,19 +112,19 @@ impl Blueprint {
     /// When the file is broken, the model is not supported, or the budget too small.
     pub fn new(path: &Path, mut settings: Settings) -> Result<Self, Error> {
         lossy::settle(&mut settings)?;
-        Contents::read(path, &settings)?.plan(path, settings)
+        Contents::read(path, &settings)?.plan(path, settings, None)
     }
 
-    /// As [`Blueprint::new`], for one prompt: its token ids, and a context that just holds
-    /// them. The prompt is asked for once it is known how long a text may be.
+    /// As [`Blueprint::new`], for a text that is scored: its token ids, and, unless the user
+    /// chose a context, one that just holds them. The text is asked for once it is known how
+    /// long it may be.
     ///
     /// # Errors
-    /// As [`Blueprint::new`] and `prompt`, and when the prompt is empty, too long or not of
-    /// this vocabulary.
-    pub fn for_prompt<E: From<Error>>(
+    /// As [`Blueprint::new`] and `text`, and when the text is empty or not of this vocabulary.
+    pub fn for_text<E: From<Error>>(
         path: &Path,
         mut settings: Settings,
-        prompt: impl FnOnce(&TextLimit) -> Result<Prompt, E>,
+        text: impl FnOnce(&TextLimit) -> Result<Prompt, E>,
     ) -> Result<(Self, Vec<u32>), E> {
         lossy::settle(&mut settings)?;
         let contents = Contents::read(path, &settings)?;
@@ -112,9 +133,46 @@ impl Blueprint {
             vocabulary: contents.program.vocabulary(),
             text: TextLimit::of_budget(contents.budget_bytes),
         };
-        let ids = prompt(&limits.text)?.ids(&contents.tokenizer, &limits)?;
-        settings.context = Some(ids.len());
-        Ok((contents.plan(path, settings)?, ids))
+        let ids = text(&limits.text)?.ids(&contents.tokenizer, &limits)?;
+        settings.context.get_or_insert(ids.len());
+        Ok((contents.plan(path, settings, None)?, ids))
+    }
+
+    /// As [`Blueprint::new`], for a request whose prompt is known: unless the user chose a
+    /// context, it is as long as prompt and answer. Returns the prompt's token ids, too. The
+    /// prompt is asked for once it is known how long it may be.
+    ///
+    /// # Errors
+    /// As [`Blueprint::new`] and `prompt`, and when the prompt is empty, too long or not of
+    /// this vocabulary.
+    pub fn for_request<E: From<Error>>(
+        path: &Path,
+        mut settings: Settings,
+        request: &ExpectedRequest<'_>,
+        prompt: impl FnOnce(&PromptForm<'_>) -> Result<Prompt, E>,
+    ) -> Result<(Self, Vec<u32>), E> {
+        lossy::settle(&mut settings)?;
+        let contents = Contents::read(path, &settings)?;
+        let context = contents.context_max(&settings);
+        let token_bytes_max = contents.tokenizer.token_bytes_max();
+        let limits = PromptLimits {
+            context,
+            vocabulary: contents.program.vocabulary(),
+            text: TextLimit::of_budget(contents.budget_bytes).within(context, token_bytes_max),
+        };
+        let form = PromptForm {
+            limit: limits.text,
+            #[cfg(feature = "chat")]
+            chat_templates: &contents.chat_templates,
+            tokenizer: &contents.tokenizer,
+        };
+        let ids = prompt(&form)?.ids(&contents.tokenizer, &limits)?;
+        let kept = request.session.map_or(0, session::saved_tokens);
+        let tokens = RequestTokens {
+            prompt: ids.len().max(kept),
+            answer: request.answer_tokens,
+        };
+        Ok((contents.plan(path, settings, Some(tokens))?, ids))
     }
 
     /// A budget may be more than the machine has; the plan is made for it all the same.
@@ -221,7 +279,7 @@ impl Blueprint {
 
     /// As [`Program::long_factors`], for the context that the forward pass rotates by.
     pub(crate) fn long_factors(&self) -> Option<(usize, bool)> {
-        let context = context_wished(&self.settings, &self.program);
+        let context = context_rotated(&self.settings, &self.program);
         self.program.long_factors(context)
     }
 

@@ -90,8 +90,8 @@ impl FromStr for RamBudget {
     }
 }
 
-/// A number with an optional unit of a power of 1024, as systemd reads it.
-fn parse_size(text: &str) -> Option<u64> {
+/// A number of bytes with an optional unit of a power of 1024, as systemd reads it.
+pub(crate) fn parse_size(text: &str) -> Option<u64> {
     let digits_end = text
         .find(|character: char| !character.is_ascii_digit() && character != '.')
         .unwrap_or(text.len());

@@ -75,6 +75,14 @@ pub struct ModelOptions {
     )]
     pub ram_budget: RamBudget,
 
+    /// How it is computed on.
+    #[command(flatten)]
+    pub computing: ComputingOptions,
+}
+
+/// How a model is computed on.
+#[derive(Debug, Clone, Args)]
+pub struct ComputingOptions {
     /// Threads that compute [default: one for each processor]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<usize>,
@@ -135,6 +143,16 @@ pub struct TextSource {
 impl ModelOptions {
     /// The engine's settings.
     pub fn settings(&self) -> Settings {
+        Settings {
+            ram_budget: self.ram_budget,
+            ..self.computing.settings(&self.model)
+        }
+    }
+}
+
+impl ComputingOptions {
+    /// The engine's settings for `model`, but for its budget.
+    pub fn settings(&self, model: &Path) -> Settings {
         let default = Settings::default();
         let io = if self.no_mmap {
             Io::Unmapped
@@ -142,10 +160,9 @@ impl ModelOptions {
             self.io.into()
         };
         Settings {
-            ram_budget: self.ram_budget,
             threads: self.threads.unwrap_or(default.threads),
             io,
-            drive: drive::kept_curve(&self.model, io),
+            drive: drive::kept_curve(model, io),
             kv_type: match self.kv {
                 KvName::F16 => KvType::F16,
                 KvName::F32 => KvType::F32,

@@ -254,8 +254,8 @@ impl Builder {
         self
     }
 
-    /// Tokens a request may have, prompt included. Default: 4096, or fewer if the model
-    /// or the budget asks for it.
+    /// Tokens a request may have, prompt included. Default: as many as the model was trained
+    /// for, and 512 and more of these as the budget has room.
     pub fn context(mut self, context: usize) -> Self {
         self.settings.context = Some(context);
         self

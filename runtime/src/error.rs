@@ -54,10 +54,11 @@ pub enum Error {
     Budget(#[from] BudgetError),
     /// The budget cannot hold the model at this context length.
     #[error(
-        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or {shorten}{}",
+        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or {instead}{}{}",
         path.display(),
         in_mebibytes(*budget_bytes),
         needed_bytes.div_ceil(1 << 20),
+        held(*budget_bytes, *context_held),
         without_profile(*profile_bytes)
     )]
     BudgetTooSmall {
@@ -69,8 +70,10 @@ pub enum Error {
         needed_bytes: u64,
         /// The context length it was computed for.
         context: usize,
-        /// How the user makes the context shorter.
-        shorten: &'static str,
+        /// The longest context that the budget holds; 0 if it holds none.
+        context_held: usize,
+        /// What the user can do instead of raising the budget.
+        instead: &'static str,
         /// What of the smallest budget a profile takes.
         profile_bytes: u64,
     },
@@ -211,6 +214,14 @@ fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
     format!(
         "the plan takes {planned} and {available} of memory are available; lower -c or --ram-budget"
     )
+}
+
+/// What of a context a budget holds.
+fn held(budget_bytes: u64, context: usize) -> String {
+    match context {
+        0 => String::new(),
+        held => format!("; {} hold {held} tokens", in_mebibytes(budget_bytes)),
+    }
 }
 
 fn without_profile(profile_bytes: u64) -> String {

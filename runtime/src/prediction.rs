@@ -63,16 +63,22 @@ impl MissShare {
 }
 
 impl Prediction {
-    /// The prediction for a blueprint that streams, if its drive has been measured and
-    /// `rates` has the formats of its weights.
+    /// The prediction for a blueprint, if `rates` has the formats of its weights and, where it
+    /// streams, its drive has been measured.
     pub fn new(
         blueprint: &Blueprint,
         rates: &ComputeRates,
         misses: Option<MissShare>,
     ) -> Option<Self> {
-        let rate = drive_bytes_per_second(blueprint)?;
-        let curve = blueprint.settings.drive.as_ref()?;
         let plan = &blueprint.plan;
+        let (rate, curve) = match plan.streams() {
+            true => (
+                drive_bytes_per_second(blueprint)?,
+                blueprint.settings.drive.as_ref()?,
+            ),
+            // Nothing is read, from whatever drive.
+            false => (f64::INFINITY, &Curve { points: Vec::new() }),
+        };
         let streamed_bytes = plan.streamed_bytes() as f64;
         let units = Seconds {
             reading: streamed_bytes / rate

@@ -289,6 +289,29 @@ impl SessionKind {
     }
 }
 
+/// The tokens of the session at `path`; 0 if there is none, or none that can be used, which
+/// [`SessionKind::check`] says later.
+pub(crate) fn saved_tokens(path: &Path) -> usize {
+    let read = || {
+        let mut input = BufReader::new(open_file(path)?);
+        let magic_and_version = (
+            read_array(&mut input)?,
+            u32::from_le_bytes(read_array(&mut input)?),
+        );
+        // The type of keys and values, and the model.
+        let _: [u8; 12] = read_array(&mut input)?;
+        let flags = u32::from_le_bytes(read_array(&mut input)?);
+        if magic_and_version != (MAGIC, VERSION) {
+            return Err(SessionError::Foreign);
+        }
+        if flags & LOSSY != 0 {
+            let _: [u8; 8] = read_array(&mut input)?;
+        }
+        Ok(u64::from_le_bytes(read_array(&mut input)?))
+    };
+    read().map_or(0, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX))
+}
+
 impl SessionError {
     /// A header that does not fit says nothing if the file is damaged.
     fn of_whole_file(self, path: &Path) -> Self {

@@ -20,6 +20,7 @@ use super::Blueprint;
 use super::draft::Draft;
 use super::items::{TRACE_EVENTS, profile_bytes};
 use super::settings::{Settings, check};
+use super::shape::{ContextRange, RequestTokens, context_limit};
 use crate::budget::{available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::experts::prefetch::GUESSES_PER_USED;
@@ -32,7 +33,7 @@ pub(super) struct Contents {
     pub(super) program: Program,
     pub(super) tokenizer: Tokenizer,
     #[cfg(feature = "chat")]
-    chat_templates: ChatTemplates,
+    pub(super) chat_templates: ChatTemplates,
     pub(super) budget_bytes: u64,
 }
 
@@ -87,11 +88,22 @@ impl Contents {
         })
     }
 
-    /// Plans for `settings`.
+    /// The longest context that a plan for `settings` may have.
+    pub(super) fn context_max(&self, settings: &Settings) -> usize {
+        let limit = || context_limit(settings, &self.program);
+        settings.context.unwrap_or_else(limit)
+    }
+
+    /// Plans for `settings`, and for `request` if its tokens are known.
     ///
     /// # Errors
     /// When the budget is too small or a setting out of its range.
-    pub(super) fn plan(self, path: &Path, settings: Settings) -> Result<Blueprint, Error> {
+    pub(super) fn plan(
+        self,
+        path: &Path,
+        settings: Settings,
+        request: Option<RequestTokens>,
+    ) -> Result<Blueprint, Error> {
         check(&settings)?;
         let Self {
             catalog,
@@ -106,7 +118,8 @@ impl Contents {
             None => SamplerOptions::most_demanding(),
         };
         sampler.check()?;
-        let draft = Draft {
+        let wanted = ContextRange::new(&settings, &program, request);
+        let mut draft = Draft {
             catalog: &catalog,
             program: &program,
             settings: &settings,
@@ -114,24 +127,24 @@ impl Contents {
             breakers: Breakers::new(&sampler, &tokenizer),
             sampler,
             budget_bytes,
+            context: wanted,
         };
-        let (plan, shape) =
-            draft
-                .plan()
-                .map_err(|(needed_bytes, context)| Error::BudgetTooSmall {
-                    path: path.to_owned(),
-                    budget_bytes,
-                    needed_bytes,
-                    context,
-                    shorten: if settings.all_logits {
-                        "shorten the text"
-                    } else {
-                        "lower -c"
-                    },
-                    profile_bytes: profile_bytes(&settings).unwrap_or(0),
-                })?;
+        let (plan, shape) = draft.plan().map_err(|too_small| Error::BudgetTooSmall {
+            path: path.to_owned(),
+            budget_bytes,
+            needed_bytes: too_small.needed_bytes,
+            context: too_small.context,
+            context_held: too_small.context_held,
+            instead: match request {
+                _ if too_small.context_held == 0 => "choose a smaller model",
+                _ if settings.all_logits => "lower -c, which scores a long text in chunks",
+                Some(_) if settings.context.is_none() => "shorten the prompt",
+                _ => "lower -c",
+            },
+            profile_bytes: profile_bytes(&settings).unwrap_or(0),
+        })?;
         let sampler_bytes = draft.sampler_bytes(shape.context);
-        let mut notices = draft.notices(&shape);
+        let mut notices = draft.notices(&shape, wanted);
         // What the process has already is part of the plan, but pages of files are no limit's
         // raise: no plan has more than its cgroup allows.
         let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);

@@ -6,7 +6,7 @@ use emel_model::program::Program;
 use emel_model::sampler::{Breakers, SamplerOptions};
 
 use super::settings::Settings;
-use super::shape::Shape;
+use super::shape::{ContextRange, Shape};
 
 /// A plan in the making.
 pub(super) struct Draft<'a> {
@@ -17,18 +17,60 @@ pub(super) struct Draft<'a> {
     pub(super) sampler: SamplerOptions,
     pub(super) breakers: Breakers,
     pub(super) budget_bytes: u64,
+    pub(super) context: ContextRange,
+}
+
+/// No plan fits the budget.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TooSmall {
+    /// The smallest budget that works.
+    pub(super) needed_bytes: u64,
+    /// The context that it works with.
+    pub(super) context: usize,
+    /// The longest context that the budget holds; 0 if it holds none.
+    pub(super) context_held: usize,
 }
 
 impl Draft<'_> {
-    /// The best plan, or the bytes and context of the smallest one that would work.
-    pub(super) fn plan(&self) -> Result<(Plan, Shape), (u64, usize)> {
+    /// The best plan. A context that the user did not choose is shortened to fit.
+    pub(super) fn plan(&mut self) -> Result<(Plan, Shape), TooSmall> {
+        let ContextRange { floor, least, .. } = self.context;
+        if let Ok(found) = self.plan_in_range() {
+            return Ok(found);
+        }
+        let shortened = self.longest_context(floor, least);
+        self.context = ContextRange::exactly(shortened.unwrap_or(floor));
+        self.plan_in_range().map_err(|needed_bytes| TooSmall {
+            needed_bytes,
+            context: floor,
+            context_held: self.longest_context(1, floor).unwrap_or(0),
+        })
+    }
+
+    /// The best plan whose context is in the range, or the bytes of the smallest one that would
+    /// work.
+    fn plan_in_range(&self) -> Result<(Plan, Shape), u64> {
+        let (plan, shape) = self.plan_for_weights()?;
+        if plan.streams() {
+            return Ok((plan, shape));
+        }
+        // What is left then is of no use to weights.
+        let longer = self.lengthened(shape, self.budget_bytes - plan.total_bytes());
+        match self.plan_for(longer) {
+            Ok(plan) if !plan.streams() => Ok((plan, longer)),
+            _ => Ok((plan, shape)),
+        }
+    }
+
+    /// As [`Draft::plan_in_range`], leaving as much to weights as is of use to them.
+    fn plan_for_weights(&self) -> Result<(Plan, Shape), u64> {
         let frugal = self.frugal_shape();
         let needed_bytes = match self.plan_within(0, frugal) {
             Ok(_) => 0,
             Err(error) => error.needed_bytes,
         };
         let Some(spare_bytes) = self.budget_bytes.checked_sub(needed_bytes) else {
-            return Err((needed_bytes, frugal.context));
+            return Err(needed_bytes);
         };
         let generous = self.generous_shape(spare_bytes);
         let largest = match self.plan_for(generous) {
@@ -36,7 +78,7 @@ impl Draft<'_> {
             Ok(plan) => (plan, generous),
             Err(_) => match self.plan_for(frugal) {
                 Ok(plan) => (plan, frugal),
-                Err(error) => return Err((error.needed_bytes, frugal.context)),
+                Err(error) => return Err(error.needed_bytes),
             },
         };
         // Weights that all stay are worth more than what displaces them.
@@ -50,7 +92,7 @@ impl Draft<'_> {
         Ok(largest)
     }
 
-    fn plan_for(&self, shape: Shape) -> Result<Plan, PlanError> {
+    pub(super) fn plan_for(&self, shape: Shape) -> Result<Plan, PlanError> {
         self.plan_within(self.budget_bytes, shape)
     }
 
@@ -67,15 +109,16 @@ impl Draft<'_> {
         Plan::new(self.catalog, inputs)
     }
 
-    /// What the user should know of the choice.
-    pub(super) fn notices(&self, shape: &Shape) -> Vec<String> {
+    /// What the user should know of the choice; `wanted` is the range before the budget was
+    /// found to be too small for it.
+    pub(super) fn notices(&self, shape: &Shape, wanted: ContextRange) -> Vec<String> {
         let mut notices = Vec::new();
         let trained = self.program.hyperparameters.context_length;
-        if shape.context < self.context_wished() {
+        if shape.context < wanted.expected() {
             notices.push(format!(
                 "context of {} tokens, shortened from {} to fit the budget; -c sets it",
                 shape.context,
-                self.context_wished()
+                wanted.expected()
             ));
         }
         if shape.context > trained {

@@ -6,6 +6,7 @@ use emel_model::kv_cache::KvType;
 use emel_model::routing::LossyRouting;
 use emel_model::sampler::SamplerOptions;
 
+use super::shape::CONTEXT_MAX;
 use crate::budget::RamBudget;
 use crate::error::Error;
 use crate::experts::heat::Learning;
@@ -49,7 +50,8 @@ impl Io {
 pub struct Settings {
     /// Memory for everything.
     pub ram_budget: RamBudget,
-    /// Tokens a request may have, prompt included; chosen to fit if absent.
+    /// Tokens a request may have, prompt included; chosen to suit the request and the budget if
+    /// absent.
     pub context: Option<usize>,
     /// Threads that compute.
     pub threads: usize,
@@ -115,7 +117,9 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
     };
     match (settings.threads, settings.context) {
         (threads @ (0 | 1025..), _) => refuse("-t", threads, "1 to 1024 threads"),
-        (_, Some(context @ (0 | 0x1000_0001..))) => refuse("-c", context, "1 to 268435456 tokens"),
+        (_, Some(context)) if !(1..=CONTEXT_MAX).contains(&context) => {
+            refuse("-c", context, "1 to 268435456 tokens")
+        }
         _ => Ok(()),
     }
 }

@@ -9,10 +9,14 @@ use emel_model::program::Program;
 use super::draft::Draft;
 use super::settings::Settings;
 
-/// The context length where neither the user nor the model asks for less.
+/// A context that the user did not choose and that is shorter is worth a notice. LongRoPE's
+/// factors are those of this length then, whatever the context is.
 const CONTEXT_DEFAULT: usize = 4096;
-/// A context that nobody chose is shortened to fit, but not below this.
+/// The shortest context where the tokens of a request are not known, and the room for an
+/// answer of unknown length.
 const CONTEXT_MIN: usize = 512;
+/// The longest context.
+pub(super) const CONTEXT_MAX: usize = 0x1000_0000;
 /// Largest and smallest number of prompt tokens in a pass.
 const CHUNK_MAX: usize = 512;
 const CHUNK_MIN: usize = 8;
@@ -25,6 +29,8 @@ const PARTS: usize = 1 << 13;
 /// as divisors.
 const KV_SHARE: u64 = 16;
 const ACTIVATION_SHARE: u64 = 8;
+/// The same of what is free where all weights are in memory.
+const KV_SHARE_OF_FREE: u64 = 2;
 
 /// Sizes that the plan is free to choose.
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +45,7 @@ impl Shape {
     pub(super) fn footprint(self, settings: &Settings, program: &Program) -> Footprint {
         Footprint {
             context: self.context,
-            context_wished: context_wished(settings, program),
+            context_wished: context_rotated(settings, program),
             chunk: self.chunk,
             logit_tokens: self.logit_tokens,
             threads: settings.threads,
@@ -48,18 +54,97 @@ impl Shape {
     }
 }
 
-/// The context before the budget shortens it.
-pub(super) fn context_wished(settings: &Settings, program: &Program) -> usize {
+/// The context by which LongRoPE chooses its factors: the one that was asked for, or else a
+/// fixed one, so that neither the budget nor the request decides about bits.
+pub(super) fn context_rotated(settings: &Settings, program: &Program) -> usize {
     let trained = program.hyperparameters.context_length;
-    settings
-        .context
-        .unwrap_or_else(|| CONTEXT_DEFAULT.min(trained))
+    let unasked = CONTEXT_DEFAULT.min(trained);
+    settings.context.unwrap_or(unasked)
+}
+
+/// The longest context that the user need not ask for: the one the model was trained for, and
+/// no longer than LongRoPE's factors are right for.
+pub(super) fn context_limit(settings: &Settings, program: &Program) -> usize {
+    let trained = program.hyperparameters.context_length;
+    let factors = program.long_factors(context_rotated(settings, program));
+    let limit = match factors {
+        Some((original, false)) => original.min(trained),
+        _ => trained,
+    };
+    limit.clamp(1, CONTEXT_MAX)
+}
+
+/// Tokens of a request, where they are known before the plan is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RequestTokens {
+    /// Those of the prompt, or of a saved session if it has more.
+    pub(super) prompt: usize,
+    /// Those of the answer at most; unknown if it goes on until the model ends it.
+    pub(super) answer: Option<usize>,
+}
+
+/// How long the context may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ContextRange {
+    /// Below this there is an error.
+    pub(super) floor: usize,
+    /// Weights give way to this many tokens.
+    pub(super) least: usize,
+    /// So many at most, as far as memory is spare.
+    pub(super) most: usize,
+}
+
+impl ContextRange {
+    pub(super) fn exactly(context: usize) -> Self {
+        Self {
+            floor: context,
+            least: context,
+            most: context,
+        }
+    }
+
+    /// What the user asked for; else what `request` needs, and without one as much as there is
+    /// room for.
+    pub(super) fn new(
+        settings: &Settings,
+        program: &Program,
+        request: Option<RequestTokens>,
+    ) -> Self {
+        if let Some(context) = settings.context {
+            return Self::exactly(context);
+        }
+        let limit = context_limit(settings, program);
+        let Some(RequestTokens { prompt, answer }) = request else {
+            let least = CONTEXT_MIN.min(limit);
+            return Self {
+                floor: least,
+                least,
+                most: limit,
+            };
+        };
+        let wanted = prompt.saturating_add(answer.unwrap_or(CONTEXT_MIN));
+        let least = wanted.min(limit);
+        let most = match answer {
+            Some(_) => least.max(CONTEXT_MIN.min(limit)),
+            None => limit,
+        };
+        Self {
+            floor: prompt.clamp(1, limit),
+            least,
+            most,
+        }
+    }
+
+    /// The length below which the user should know that it was shortened.
+    pub(super) fn expected(self) -> usize {
+        self.least.max(CONTEXT_DEFAULT.min(self.most))
+    }
 }
 
 impl Draft<'_> {
     /// The smallest context and chunk.
     pub(super) fn frugal_shape(&self) -> Shape {
-        self.with_chunk(self.context_min(), CHUNK_MIN)
+        self.with_chunk(self.context.least, CHUNK_MIN)
     }
 
     /// Context and chunk that leave to weights most of the `spare_bytes` which the budget has
@@ -71,7 +156,7 @@ impl Draft<'_> {
             (kv_bytes, footprint.activation_bytes(self.program))
         };
         let (kv_bytes_min, _) = bytes(self.frugal_shape());
-        let context = largest(self.context_min(), self.context_wished(), |context| {
+        let context = largest(self.context.least, self.context.most, |context| {
             let (kv_bytes, _) = bytes(self.with_chunk(context, CHUNK_MIN));
             kv_bytes <= kv_bytes_min.saturating_add(spare_bytes / KV_SHARE)
         });
@@ -94,6 +179,20 @@ impl Draft<'_> {
         self.generous_shape(part(parts))
     }
 
+    /// The longest context that takes no more than its share of what is free beside all weights.
+    pub(super) fn lengthened(&self, shape: Shape, free_bytes: u64) -> Shape {
+        let bytes = |context| {
+            let shape = Shape { context, ..shape };
+            let footprint = shape.footprint(self.settings, self.program);
+            footprint.kv_bytes(self.program)
+        };
+        let bytes_max = bytes(shape.context).saturating_add(free_bytes / KV_SHARE_OF_FREE);
+        let context = largest(shape.context, self.context.most, |context| {
+            bytes(context) <= bytes_max
+        });
+        Shape { context, ..shape }
+    }
+
     fn with_chunk(&self, context: usize, chunk: usize) -> Shape {
         let chunk = chunk.min(context);
         Shape {
@@ -103,15 +202,11 @@ impl Draft<'_> {
         }
     }
 
-    pub(super) fn context_wished(&self) -> usize {
-        context_wished(self.settings, self.program)
-    }
-
-    fn context_min(&self) -> usize {
-        match self.settings.context {
-            Some(context) => context,
-            None => self.context_wished().min(CONTEXT_MIN),
-        }
+    /// The longest context from `least` to `most` that the budget holds; none if it does not
+    /// hold the shortest.
+    pub(super) fn longest_context(&self, least: usize, most: usize) -> Option<usize> {
+        let fits = |context| self.plan_for(self.with_chunk(context, CHUNK_MIN)).is_ok();
+        fits(least).then(|| largest(least, most, fits))
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use emel_model::chat::{ChatTemplate, Conversation, assistant_message};
+use emel_model::chat::{ChatTemplate, ChatTemplates, Conversation, assistant_message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::sync::mpsc;
@@ -83,6 +83,25 @@ impl ConversationOptions {
         system.into_iter().chain(self.template.file())
     }
 
+    /// What the conversation begins with: its form, the system prompt, and the first message
+    /// if it is known already.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or the template cannot be used.
+    pub fn opening(
+        &self,
+        model: &Path,
+        templates: &ChatTemplates,
+        limit: &TextLimit,
+        first: Option<String>,
+    ) -> anyhow::Result<Opening> {
+        Ok(Opening {
+            template: self.template.compile(model, templates, false)?,
+            system: self.system(limit)?,
+            first,
+        })
+    }
+
     fn system(&self, limit: &TextLimit) -> anyhow::Result<Option<String>> {
         match (&self.system_prompt, &self.system_prompt_file) {
             (Some(text), _) => Ok(Some(text.clone())),
@@ -92,39 +111,52 @@ impl ConversationOptions {
     }
 }
 
+/// What a conversation begins with.
+pub struct Opening {
+    template: ChatTemplate,
+    system: Option<String>,
+    first: Option<String>,
+}
+
+impl Opening {
+    /// The prompt that the first message becomes.
+    ///
+    /// # Errors
+    /// When the template refuses it.
+    pub fn prompt(&self) -> anyhow::Result<Prompt> {
+        let mut conversation = Conversation::default();
+        if let Some(system) = &self.system {
+            conversation.push("system", system);
+        }
+        if let Some(first) = &self.first {
+            conversation.push("user", first);
+        }
+        Ok(Prompt::Rendered(self.template.render(&conversation)?))
+    }
+}
+
 /// Talks until the input ends. `request` says how answers are made; its prompt is not
-/// used. `first` is the first message, if it is known already. `on_usage` is told what
-/// each answer cost.
+/// used. `on_usage` is told what each answer cost.
 ///
 /// # Errors
 /// When the model cannot be started, standard output is closed, or, where nobody is at
 /// the keyboard, a message was not answered.
 pub async fn run(
     options: &ConversationOptions,
-    first: Option<String>,
+    opening: Opening,
     blueprint: Blueprint,
     request: Request,
     mut on_usage: impl FnMut(&Usage),
 ) -> anyhow::Result<()> {
-    let template = options
-        .template
-        .compile(&blueprint.path, &blueprint.chat_templates, false)?;
     let limit = blueprint.text_limit();
+    let mut next = opening.first;
     let mut talk = Talk {
-        template,
+        template: opening.template,
         request,
-        system: options.system(&limit)?,
+        system: opening.system,
         conversation: Conversation::default(),
     };
     talk.clear();
-    let mut next = first;
-    if let Some(text) = &next {
-        // Whatever can be refused is refused here: loading may take minutes.
-        talk.conversation.push("user", text);
-        let prompt = talk.template.render(&talk.conversation)?;
-        blueprint.prompt_ids(Prompt::Rendered(prompt))?;
-        talk.conversation.pop();
-    }
     let engine = start(blueprint).await?;
     // At the keyboard's line nothing else is heard, and the other signals end the process.
     let interrupts = if io::stdin().is_terminal() {

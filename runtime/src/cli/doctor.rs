@@ -1,9 +1,10 @@
 //! `emel doctor`: what this machine allows, what its drive gives, and what runs make of it.
 //!
-//! Nothing here is fatal but a path that is not there: what a machine lacks or does not tell
-//! is said in its line.
+//! The verdict comes first. Nothing here is fatal but a path that is not there or is not a
+//! model: what a machine lacks or does not tell is said in its line.
 
 pub mod machine;
+mod verdict;
 
 use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
@@ -20,10 +21,12 @@ use emel_loader::reader::{Backend, registers_buffers};
 use serde::Serialize;
 
 use self::machine::{Machine, filesystem_type};
-use super::drive::streaming_reader;
+use self::verdict::Verdict;
+use super::drive::{kept_curve, streaming_reader};
 use super::{IoName, one_line, print, spinner};
+use crate::Settings;
 use crate::blueprint::Io;
-use crate::budget::{available_bytes, in_binary_units};
+use crate::budget::{RamBudget, available_bytes, in_binary_units};
 use crate::compute_probe;
 use crate::measurements::{ComputeRates, Measurements};
 
@@ -41,6 +44,17 @@ pub struct DoctorOptions {
     #[arg(default_value = ".")]
     path: PathBuf,
 
+    /// Memory that the verdict is for, as for emel run [default: 85% of what the machine and the
+    /// cgroup leave]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        allow_hyphen_values = true,
+        default_value = "auto",
+        hide_default_value = true
+    )]
+    ram_budget: RamBudget,
+
     /// Threads that compute [default: one for each processor]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -50,6 +64,10 @@ pub struct DoctorOptions {
     #[arg(long, value_enum, hide_possible_values = true, default_value_t = IoName::Auto)]
     io: IoName,
 
+    /// Print what the drive gives to each ring, too
+    #[arg(short, long)]
+    verbose: bool,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -57,6 +75,7 @@ pub struct DoctorOptions {
 
 #[derive(Serialize)]
 struct Report {
+    verdict: Verdict,
     machine: Machine,
     compute: Option<Compute>,
     drive: Drive,
@@ -105,7 +124,8 @@ struct CurvePoint {
 /// later runs, and prints it.
 ///
 /// # Errors
-/// When there is nothing at the path, or standard output does not take it.
+/// When there is nothing at the path or a file that is no model, or standard output does not
+/// take it.
 pub async fn run(options: &DoctorOptions) -> anyhow::Result<()> {
     let path = &options.path;
     if let Err(error) = std::fs::metadata(path) {
@@ -120,9 +140,16 @@ pub async fn run(options: &DoctorOptions) -> anyhow::Result<()> {
     if options.json {
         print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
     } else {
-        print(&report.text()?)?;
+        print(&report.text(options.verbose)?)?;
     }
-    Ok(())
+    match report.drive {
+        Drive {
+            file: None,
+            problem: Some(problem),
+            ..
+        } if !path.is_dir() => bail!(problem),
+        _ => Ok(()),
+    }
 }
 
 impl Report {
@@ -133,10 +160,19 @@ impl Report {
         let machine = Machine::look();
         let subject = Subject::find(&options.path);
         let (drive, curve) = Drive::measure(&subject, backend, memory_bytes).await;
-        let default = crate::Settings::default().threads;
-        let threads = options.threads.map_or(default, usize::from);
+        let default = Settings::default();
+        let threads = options.threads.map_or(default.threads, usize::from);
         let rates = measure_rates(&subject, threads, memory_bytes);
+        let measured = curve.clone().filter(|curve| !curve.points.is_empty());
+        let settings = Settings {
+            ram_budget: options.ram_budget,
+            threads,
+            io,
+            drive: measured.or_else(|| kept_curve(&options.path, io)),
+            ..default
+        };
         let mut report = Self {
+            verdict: Verdict::new(subject.files.first(), &drive, settings, rates.as_ref()),
             reader: backend.name(),
             reader_reason: io.reason(backend, machine.io_uring.problem.as_deref()),
             compute: rates.as_ref().map(|rates| Compute::of(threads, rates)),
@@ -325,15 +361,16 @@ impl Drive {
 }
 
 impl Report {
-    fn text(&self) -> Result<String, std::fmt::Error> {
-        let mut out = String::new();
-        for (name, value) in self.machine.lines().into_iter().chain(self.lines()) {
+    fn text(&self, is_verbose: bool) -> Result<String, std::fmt::Error> {
+        let mut out = one_line(&self.verdict.text) + "\n\n";
+        let lines = self.machine.lines().into_iter();
+        for (name, value) in lines.chain(self.lines(is_verbose)) {
             writeln!(out, "{name:<14}{}", one_line(&value))?;
         }
         Ok(out)
     }
 
-    fn lines(&self) -> Vec<(&'static str, String)> {
+    fn lines(&self, is_verbose: bool) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         if let Some(compute) = &self.compute {
             let rates = compute.rates.iter().map(|rate| {
@@ -347,7 +384,7 @@ impl Report {
                 format!("{} GiB/s of weights, {threads} threads", rates.join(", ")),
             ));
         }
-        lines.extend(self.drive.lines());
+        lines.extend(self.drive.lines(is_verbose));
         lines.push(("reader", format!("{}: {}", self.reader, self.reader_reason)));
         let kept = self.kept_in.iter().map(|path| path.display().to_string());
         let kept: Vec<String> = kept.collect();
@@ -432,7 +469,7 @@ impl machine::CgroupState {
 }
 
 impl Drive {
-    fn lines(&self) -> Vec<(&'static str, String)> {
+    fn lines(&self, is_verbose: bool) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         if let Some(file) = &self.file {
             let filesystem = self.filesystem.as_deref().unwrap_or("unknown filesystem");
@@ -452,7 +489,9 @@ impl Drive {
         if let Some(problem) = &self.problem {
             lines.push(("not measured", problem.clone()));
         }
-        lines.extend(self.table());
+        if is_verbose {
+            lines.extend(self.table());
+        }
         if let Some(point) = self.chosen {
             lines.push(("chosen", chosen(point)));
         }

@@ -2,15 +2,17 @@
 //! moment's measuring before a model streams from it for the first time.
 
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use emel_kernels::Kernels;
 use emel_loader::files::OpenFiles;
-use emel_loader::probe::{self, Curve, Limits};
+use emel_loader::probe::{self, Curve, Limits, Point};
 use emel_loader::reader;
 
 use super::notice;
 use crate::blueprint::{Blueprint, Io};
+use crate::budget::parse_size;
 use crate::measurements::{ComputeRates, DamagedError, Measurements};
 use crate::{Backend, Error};
 
@@ -22,6 +24,51 @@ pub fn streaming_reader(io: Io) -> Backend {
     match io {
         Io::Only(backend) => backend,
         Io::Auto | Io::Unmapped => reader::fastest().0,
+    }
+}
+
+/// What a drive is assumed to give, whatever is read from it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DriveRate {
+    /// Bytes per second.
+    pub bytes_per_second: f64,
+}
+
+/// A rate that cannot be understood.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`{found}` is not a drive's rate; write bytes per second, 500M/s or 2GiB/s (powers of 1024)"
+)]
+pub struct RateError {
+    found: String,
+}
+
+impl FromStr for DriveRate {
+    type Err = RateError;
+
+    fn from_str(text: &str) -> Result<Self, RateError> {
+        let bytes = parse_size(text.strip_suffix("/s").unwrap_or(text));
+        let refused = || RateError {
+            found: text.to_owned(),
+        };
+        Ok(Self {
+            bytes_per_second: bytes.ok_or_else(refused)? as f64,
+        })
+    }
+}
+
+impl DriveRate {
+    /// A curve that is the same everywhere. Its ring is one that drives of any kind reach most of
+    /// their rate with.
+    pub fn curve(self) -> Curve {
+        let point = Point {
+            block_bytes: 1 << 20,
+            depth: 8,
+            bytes_per_second: self.bytes_per_second,
+        };
+        Curve {
+            points: vec![point],
+        }
     }
 }
 

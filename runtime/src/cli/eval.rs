@@ -1,4 +1,9 @@
 //! `emel eval`: scores a text under a model.
+//!
+//! A text that is longer than the context is scored in chunks, as llama-perplexity does
+//! ([`chunks`]).
+
+mod chunks;
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -9,8 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context;
 use clap::Args;
 use emel_model::sampler::{log_probability, top_log_probabilities};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use self::chunks::{Chunk, Chunks};
 use super::ModelOptions;
 use super::named_files::{NamedFiles, OutputKind};
 use crate::blueprint::Blueprint;
@@ -25,7 +32,17 @@ pub struct EvalOptions {
     #[command(flatten)]
     source: EvalSource,
 
-    /// Print the K most probable next tokens of each position
+    /// Tokens in the context: a longer text is scored in chunks of so many, each on its own, of
+    /// which the second half counts, as llama-perplexity does [default: as long as the text]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    ctx_size: Option<usize>,
+
+    /// Chunks begin N tokens apart and overlap; they are N/2 tokens longer than -c, and the last
+    /// N of each count, as with llama-perplexity's --ppl-stride
+    #[arg(long, value_name = "N", requires = "ctx_size", value_parser = clap::value_parser!(u32).range(1..))]
+    stride: Option<u32>,
+
+    /// Print the K most probable next tokens of each position, of chunk after chunk
     #[arg(
         long,
         value_name = "K",
@@ -34,7 +51,8 @@ pub struct EvalOptions {
     )]
     top: usize,
 
-    /// Write the logits, float32 [positions, vocabulary], to a NumPy file, not standard output
+    /// Write the logits, float32 [positions, vocabulary], of chunk after chunk, to a NumPy file,
+    /// not standard output
     #[arg(long, value_name = "OUT.npy")]
     logits: Option<PathBuf>,
 
@@ -68,15 +86,22 @@ pub struct EvalSource {
 #[derive(Serialize)]
 struct EvalReport {
     ids: Vec<u32>,
+    /// How many chunks the text was scored in; 1 if it fits the context.
+    chunks: usize,
+    scored_tokens: usize,
     /// None where no token follows another.
     mean_nll: Option<f64>,
+    perplexity: Option<f64>,
+    /// The standard error of the perplexity; none of a single score.
+    perplexity_error: Option<f64>,
     top: Vec<Vec<(u32, f32)>>,
 }
 
 /// What is kept of the logits while they go by.
 struct Scores {
-    ids: Vec<u32>,
     nll: f64,
+    nll_squared: f64,
+    scored_tokens: usize,
     top_count: usize,
     top: Vec<Vec<(u32, f32)>>,
     logits: Option<BufWriter<File>>,
@@ -84,9 +109,13 @@ struct Scores {
 }
 
 impl Scores {
-    fn take(&mut self, position: usize, logits: &[f32]) {
-        if let Some(&next) = self.ids.get(position + 1) {
-            self.nll -= log_probability(logits, next);
+    /// Takes the logits of a position of a chunk.
+    fn take(&mut self, chunk: &Chunk, position: usize, logits: &[f32]) {
+        if let Some(next) = chunk.scored(position) {
+            let nll = -log_probability(logits, next);
+            self.nll += nll;
+            self.nll_squared += nll * nll;
+            self.scored_tokens += 1;
         }
         if self.top_count > 0 {
             self.top.push(top_log_probabilities(logits, self.top_count));
@@ -99,6 +128,24 @@ impl Scores {
                 self.failure = Some(error);
                 self.logits = None;
             }
+        }
+    }
+
+    fn report(&mut self, ids: Vec<u32>, chunks: usize) -> EvalReport {
+        let count = self.scored_tokens as f64;
+        let mean = (self.scored_tokens > 0).then(|| self.nll / count);
+        let error = mean.filter(|_| self.scored_tokens > 1).map(|mean| {
+            let variance = (self.nll_squared / count - mean * mean).max(0.0);
+            (variance / (count - 1.0)).sqrt() * mean.exp()
+        });
+        EvalReport {
+            ids,
+            chunks,
+            scored_tokens: self.scored_tokens,
+            mean_nll: mean,
+            perplexity: mean.map(f64::exp),
+            perplexity_error: error,
+            top: std::mem::take(&mut self.top),
         }
     }
 }
@@ -125,7 +172,14 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.all_logits = true;
     settings.sampler = Some(SamplerOptions::default());
-    let (blueprint, ids) = Blueprint::for_prompt(model, settings, prompt)?;
+    let stride = options.stride.map(|stride| stride as usize);
+    let context = options.ctx_size;
+    // A chunk that overlaps another is longer than the context.
+    settings.context = context.map(|context| context.saturating_add(stride.unwrap_or(0) / 2));
+    let (blueprint, ids) = Blueprint::for_text(model, settings, prompt)?;
+    let bos = blueprint.tokenizer.bos();
+    let bos = bos.filter(|_| blueprint.tokenizer.adds_bos());
+    let chunks = Chunks::new(&ids, context.unwrap_or(ids.len()), stride, bos)?;
     let mut named = NamedFiles::of(&blueprint);
     named.input("-f", options.source.file.as_deref());
     let logits = options
@@ -133,12 +187,13 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
         .as_deref()
         .map(|path| {
             let file = named.create("--logits", path, OutputKind::Logits)?;
-            begin_npy(file, path, ids.len(), &blueprint)
+            begin_npy(file, path, chunks.positions(), &blueprint)
         })
         .transpose()?;
     let scores = Arc::new(Mutex::new(Scores {
-        ids: ids.clone(),
         nll: 0.0,
+        nll_squared: 0.0,
+        scored_tokens: 0,
         top_count: options.top,
         top: Vec::new(),
         logits,
@@ -146,24 +201,41 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
     }));
 
     let engine = cli::start(blueprint).await?;
-    let spinner = cli::spinner("evaluating");
-    let taken = Arc::clone(&scores);
-    engine
-        .evaluate(ids.clone(), move |position, row| {
-            let mut scores = taken.lock().unwrap_or_else(PoisonError::into_inner);
-            scores.take(position, row);
-        })
-        .await?;
-    spinner.finish_and_clear();
+    if let Some(left_out) = chunks.left_out() {
+        cli::notice(&format!(
+            "the last {left_out} of {} tokens fill no chunk and are left out",
+            ids.len()
+        ));
+    }
+    let bar = progress(chunks.positions());
+    for chunk in chunks.iter() {
+        let (taken, bar) = (Arc::clone(&scores), bar.clone());
+        engine
+            .evaluate(chunk.ids.clone(), move |position, row| {
+                let mut scores = taken.lock().unwrap_or_else(PoisonError::into_inner);
+                scores.take(&chunk, position, row);
+                bar.inc(1);
+            })
+            .await?;
+    }
+    bar.finish_and_clear();
 
     let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
     finish_npy(&mut scores, options.logits.as_deref())?;
-    let report = EvalReport {
-        mean_nll: (ids.len() > 1).then(|| scores.nll / (ids.len() - 1) as f64),
-        top: std::mem::take(&mut scores.top),
-        ids,
-    };
-    print_eval(&report, options.json)
+    let chunks = chunks.count();
+    print_eval(&scores.report(ids, chunks), options.json)
+}
+
+/// How many of the tokens are done, at what rate, and how long the others will take.
+fn progress(tokens: usize) -> ProgressBar {
+    let bar = cli::hidden_bar();
+    let template = "evaluating {bar:24} {pos}/{len} tokens, {per_sec:.0}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_length(tokens as u64);
+    cli::show_later(&bar);
+    bar
 }
 
 fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
@@ -179,15 +251,20 @@ fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {
         }
         writeln!(output)?;
     }
-    match report.mean_nll {
-        Some(mean) => writeln!(
+    let tokens = report.ids.len();
+    let chunks = match report.chunks {
+        1 => String::new(),
+        chunks => format!(" in {chunks} chunks"),
+    };
+    let error = report.perplexity_error;
+    let error = error.map_or(String::new(), |error| format!(" ± {error:.4}"));
+    match (report.mean_nll, report.perplexity) {
+        (Some(mean), Some(perplexity)) => writeln!(
             output,
-            "{} tokens, {} scored: mean negative log-likelihood {mean:.6}, perplexity {:.4}",
-            report.ids.len(),
-            report.ids.len() - 1,
-            mean.exp()
+            "{tokens} tokens, {} scored{chunks}: mean negative log-likelihood {mean:.6}, perplexity {perplexity:.4}{error}",
+            report.scored_tokens,
         )?,
-        None => writeln!(output, "1 token, which follows none and so has no score")?,
+        _ => writeln!(output, "1 token, which follows none and so has no score")?,
     }
     cli::print(&output)?;
     Ok(())

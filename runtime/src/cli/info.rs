@@ -18,6 +18,10 @@ use crate::error::Error;
 /// Characters of the chat template that are shown.
 const TEMPLATE_START: usize = 72;
 
+/// Columns of a line, and of the names at its beginning.
+const COLUMNS: usize = 80;
+const NAME_COLUMNS: usize = 14;
+
 /// Tokens with a job, by their keys' names.
 const SPECIAL: [&str; 10] = [
     "bos",
@@ -38,7 +42,7 @@ pub struct InfoOptions {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    /// Tokens in the context [default: as many as the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
@@ -189,7 +193,14 @@ impl Info {
     fn text(&self) -> Result<String, std::fmt::Error> {
         let size = in_binary_units;
         let mut out = String::new();
-        let mut line = |name: &str, value: &str| writeln!(out, "{name:<14}{}", one_line(value));
+        let mut line = |name: &str, value: &str| -> std::fmt::Result {
+            let value = one_line(value);
+            for (index, part) in wrapped(&value, COLUMNS - NAME_COLUMNS).enumerate() {
+                let name = if index == 0 { name } else { "" };
+                writeln!(out, "{name:<NAME_COLUMNS$}{part}")?;
+            }
+            Ok(())
+        };
         let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "(none)".to_owned());
         line("name", &or_none(&self.name))?;
         line("architecture", &or_none(&self.architecture))?;
@@ -203,7 +214,10 @@ impl Info {
             "size",
             &format!("{bytes} in {files}, aligned to {alignment} bytes"),
         )?;
-        line("parameters", &in_millions(self.parameters))?;
+        let all_bytes: u64 = self.types.iter().map(|share| share.bytes).sum();
+        let bits = all_bytes as f64 * 8.0 / self.parameters.max(1) as f64;
+        let parameters = in_millions(self.parameters);
+        line("parameters", &format!("{parameters}, {bits:.1} bits each"))?;
         for share in &self.types {
             let note = if share.supported {
                 ""
@@ -214,7 +228,10 @@ impl Info {
             let (bytes, parameters) = (size(share.bytes), in_millions(share.parameters));
             line(
                 "",
-                &format!("{name:<8} {bytes:>11}  {parameters} in {tensors} tensors{note}"),
+                &format!(
+                    "{name:<8} {bytes:>11} {:>3.0}%  {parameters} in {tensors} tensors{note}",
+                    share.bytes as f64 * 100.0 / all_bytes.max(1) as f64
+                ),
             )?;
         }
         for part in &self.unused {
@@ -270,6 +287,24 @@ impl Info {
         }
         Ok(out)
     }
+}
+
+/// The text in lines of so many characters at most, as far as there are spaces to break it at.
+fn wrapped(text: &str, columns: usize) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let text = rest.take()?;
+        // A space behind the last column is where a line may end, too.
+        let Some((last, next)) = text.char_indices().nth(columns) else {
+            return Some(text);
+        };
+        let (line, more) = match text[..last + next.len_utf8()].rfind(' ') {
+            Some(space) if !text[..space].trim().is_empty() => (&text[..space], &text[space + 1..]),
+            _ => text.split_once(' ').unwrap_or((text, "")),
+        };
+        rest = (!more.is_empty()).then_some(more);
+        Some(line)
+    })
 }
 
 impl PlanInfo {
@@ -475,5 +510,21 @@ fn in_millions(parameters: u64) -> String {
         0..1_000_000 => parameters.to_string(),
         1_000_000..1_000_000_000 => format!("{:.1} M", parameters as f64 / 1e6),
         _ => format!("{:.2} B", parameters as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_broken_at_spaces_and_nothing_is_lost() {
+        let lines = |text, columns| wrapped(text, columns).collect::<Vec<_>>();
+        assert_eq!(lines("", 5), [""]);
+        assert_eq!(lines("one", 5), ["one"]);
+        assert_eq!(lines("one two three", 7), ["one two", "three"]);
+        assert_eq!(lines("one two three", 8), ["one two", "three"]);
+        assert_eq!(lines("indivisible é", 5), ["indivisible", "é"]);
+        assert_eq!(lines("éé éé éé", 5), ["éé éé", "éé"]);
     }
 }

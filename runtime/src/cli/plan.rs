@@ -1,26 +1,59 @@
 //! `emel plan`: where the memory of a run would go, and how fast it would be.
 
+mod bar;
+mod table;
+
 use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::path::PathBuf;
 
 use clap::Args;
-use emel_loader::plan::{Plan, ROW_SLOTS, held_bytes};
+use emel_loader::plan::{ExpertSlotsPlan, Plan, ROW_SLOTS, held_bytes};
 use serde::Serialize;
 
-use super::{ModelOptions, drive};
+use self::bar::Bar;
+use self::table::Row;
+use super::ComputingOptions;
+use super::drive::{self, DriveRate};
 use crate::blueprint::Blueprint;
-use crate::budget::in_binary_units;
+use crate::budget::{RamBudget, in_binary_units};
+use crate::error::Error;
 use crate::prediction::{self, MissShare, Prediction};
-use crate::{SamplerOptions, cli};
+use crate::{SamplerOptions, Settings, cli};
+
+/// Bytes of a GiB, as rates count them.
+const GIBIBYTE: f64 = (1_u64 << 30) as f64;
 
 /// What is planned for.
 #[derive(Debug, Args)]
 pub struct PlanOptions {
-    #[command(flatten)]
-    model: ModelOptions,
+    /// The model: a GGUF file, or the first of its shards [also: -m FILE]
+    model: PathBuf,
 
-    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file;
+    /// several, as in 4G,8G,16G, become a table [default: 85% of what the machine and the
+    /// cgroup leave]
+    #[arg(
+        long,
+        value_name = "SIZES",
+        allow_hyphen_values = true,
+        value_delimiter = ',',
+        default_value = "auto",
+        hide_default_value = true
+    )]
+    ram_budget: Vec<RamBudget>,
+
+    #[command(flatten)]
+    computing: ComputingOptions,
+
+    /// Tokens in the context [default: as many as the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
+
+    /// What the drive gives, as in 2GiB/s: plans for a machine that is not this one [default:
+    /// what emel doctor has measured here]
+    #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
+    drive: Option<DriveRate>,
 
     /// Print JSON
     #[arg(long)]
@@ -47,6 +80,19 @@ struct PlanReport {
     /// Whether it is for even routing: one that prefers some experts is faster.
     is_lower_bound: bool,
     experts: Option<PlanExperts>,
+    #[serde(skip)]
+    shares: Shares,
+}
+
+/// What the bar shows of the items.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shares {
+    weight_bytes: u64,
+    expert_bytes: u64,
+    kv_bytes: u64,
+    activation_bytes: u64,
+    /// With the embedding rows, which pass through memory, too.
+    ring_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -68,89 +114,170 @@ struct PlanItem {
     bytes: u64,
 }
 
-/// Prints the plan.
+/// Prints the plan, or a table of several.
 ///
 /// # Errors
-/// When the model cannot be run within the budget.
+/// When the model cannot be run within the budget, or within any of several.
 pub fn run(options: &PlanOptions) -> anyhow::Result<()> {
-    let mut settings = options.model.settings();
+    let mut settings = options.computing.settings(&options.model);
     settings.context = options.ctx_size;
     settings.sampler = Some(SamplerOptions::default());
-    let blueprint = Blueprint::new(&options.model.model, settings)?;
+    settings.drive = options.drive.map(DriveRate::curve).or(settings.drive);
+    let plan = |&ram_budget: &RamBudget| {
+        let settings = Settings {
+            ram_budget,
+            ..settings.clone()
+        };
+        Blueprint::new(&options.model, settings)
+    };
+    let [budget] = &options.ram_budget[..] else {
+        let rows: Result<Vec<Row>, Error> = options
+            .ram_budget
+            .iter()
+            .map(|budget| Row::of(plan(budget)))
+            .collect();
+        return table::print(rows?, options);
+    };
+    let blueprint = plan(budget)?;
     blueprint.notices.iter().for_each(|text| cli::notice(text));
-    let report = plan_report(&blueprint);
-    if options.json {
-        cli::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
-        return Ok(());
-    }
-    let mut output = String::new();
-    let size = in_binary_units;
-    writeln!(output, "budget    {:>11}", size(report.budget_bytes))?;
-    for item in &report.items {
-        writeln!(output, "{:>21}  {}", size(item.bytes), item.name)?;
-    }
-    writeln!(output, "planned   {:>11}", size(report.planned_bytes))?;
-    let streamed = report.streamed_bytes_per_pass;
-    match &report.experts {
-        None if streamed == 0 => writeln!(output, "the model fits: nothing is read per token")?,
-        None => writeln!(
-            output,
-            "read      {:>11}  per token: {}",
-            size(streamed),
-            speed(&report, streamed)
-        )?,
-        Some(experts) if streamed + experts.expected_bytes_per_token == 0 => writeln!(
-            output,
-            "every expert has a slot: once each has been read, nothing is read per token"
-        )?,
-        Some(experts) => {
-            let learnt = experts.learnt_bytes_per_token;
-            let expected = streamed + learnt.unwrap_or(experts.expected_bytes_per_token);
-            let (if_so, note) = match learnt {
-                Some(_) => ("as earlier runs have gone", ""),
-                None => (
-                    "if all experts are as likely",
-                    "; less is read, and faster, where some are chosen often",
-                ),
-            };
-            writeln!(
-                output,
-                "read      {:>11}  per token {if_so}, {} at most: {}{note}",
-                size(expected),
-                size(streamed + experts.bytes_per_token),
-                speed(&report, expected)
-            )?;
-        }
-    }
-    cli::print(&output)?;
+    let report = PlanReport::of(&blueprint);
+    cli::print(&match options.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => report.text(options.drive)?,
+    })?;
     Ok(())
 }
 
-/// What the bytes that are read for each token allow.
-fn speed(report: &PlanReport, bytes: u64) -> String {
-    let gibibyte = f64::from(1 << 30);
-    let allows = |rate: f64| rate / bytes as f64;
-    match (
-        report.drive_bytes_per_second,
-        report.predicted_tokens_per_second,
-    ) {
-        (Some(rate), Some(predicted)) => format!(
-            "{} {predicted:.1} tokens/s, from this drive's {:.2} GiB/s",
-            if report.is_lower_bound {
-                "at least"
-            } else {
-                "about"
-            },
-            rate / gibibyte
-        ),
-        // Earlier runs have missed nothing.
-        _ if bytes == 0 => "the drive is no limit".to_owned(),
-        (Some(rate), None) => format!(
-            "this drive's {:.2} GiB/s allow {:.1} tokens/s",
-            rate / gibibyte,
-            allows(rate)
-        ),
-        (None, _) => format!("a drive of 1 GiB/s allows {:.1} tokens/s", allows(gibibyte)),
+impl PlanReport {
+    fn text(&self, assumed: Option<DriveRate>) -> Result<String, std::fmt::Error> {
+        let mut output = String::new();
+        let size = in_binary_units;
+        writeln!(output, "budget    {:>11}", size(self.budget_bytes))?;
+        let characters = match std::io::stdout().is_terminal() {
+            true => bar::BLOCKS,
+            false => bar::PLAIN,
+        };
+        output += &self.bar().text(characters);
+        for item in &self.items {
+            writeln!(output, "{:>21}  {}", size(item.bytes), item.name)?;
+        }
+        writeln!(output, "planned   {:>11}", size(self.planned_bytes))?;
+        let drive = match assumed {
+            Some(_) => "a drive's",
+            None => "this drive's",
+        };
+        match &self.experts {
+            None if self.streamed_bytes_per_pass == 0 => {
+                let speed = self.predicted_tokens_per_second;
+                let speed = speed.map(|speed| format!(": about {speed:.1} tokens/s"));
+                writeln!(
+                    output,
+                    "the model fits: nothing is read per token{}",
+                    speed.unwrap_or_default()
+                )?;
+            }
+            None => writeln!(
+                output,
+                "read      {:>11}  per token: {}",
+                size(self.read_bytes()),
+                self.speed(drive)
+            )?,
+            Some(experts) if self.read_bytes_if_even(experts) == 0 => writeln!(
+                output,
+                "every expert has a slot: once each has been read, nothing is read per token"
+            )?,
+            Some(experts) => {
+                let (if_so, note) = match experts.learnt_bytes_per_token {
+                    Some(_) => ("as earlier runs have gone", ""),
+                    None => (
+                        "if all experts are as likely",
+                        "; less is read, and faster, where some are chosen often",
+                    ),
+                };
+                writeln!(
+                    output,
+                    "read      {:>11}  per token {if_so}, {} at most: {}{note}",
+                    size(self.read_bytes()),
+                    size(self.streamed_bytes_per_pass + experts.bytes_per_token),
+                    self.speed(drive)
+                )?;
+            }
+        }
+        Ok(output)
+    }
+
+    /// Bytes that are read for a token, as far as it is known which experts these are.
+    fn read_bytes(&self) -> u64 {
+        let of_experts = self.experts.as_ref().map_or(0, |experts| {
+            let learnt = experts.learnt_bytes_per_token;
+            learnt.unwrap_or(experts.expected_bytes_per_token)
+        });
+        self.streamed_bytes_per_pass + of_experts
+    }
+
+    fn read_bytes_if_even(&self, experts: &PlanExperts) -> u64 {
+        self.streamed_bytes_per_pass + experts.expected_bytes_per_token
+    }
+
+    /// What the bytes that are read for each token allow.
+    fn speed(&self, drive: &str) -> String {
+        let gibibytes = |rate: f64| rate / GIBIBYTE;
+        let (rate, predicted) = (
+            self.drive_bytes_per_second,
+            self.predicted_tokens_per_second,
+        );
+        let allows = |rate: f64| rate / self.read_bytes() as f64;
+        match (rate, predicted) {
+            (Some(rate), Some(predicted)) => format!(
+                "{} {predicted:.1} tokens/s, from {drive} {:.2} GiB/s",
+                if self.is_lower_bound {
+                    "at least"
+                } else {
+                    "about"
+                },
+                gibibytes(rate)
+            ),
+            // Earlier runs have missed nothing.
+            _ if self.read_bytes() == 0 => "the drive is no limit".to_owned(),
+            (Some(rate), None) => format!(
+                "{drive} {:.2} GiB/s allow {:.1} tokens/s",
+                gibibytes(rate),
+                allows(rate)
+            ),
+            (None, _) => {
+                format!("a drive of 1 GiB/s allows {:.1} tokens/s", allows(GIBIBYTE))
+            }
+        }
+    }
+
+    /// What the budget goes to.
+    fn bar(&self) -> Bar {
+        let Shares {
+            kv_bytes,
+            activation_bytes,
+            ring_bytes,
+            expert_bytes,
+            weight_bytes,
+        } = self.shares;
+        let named = [
+            weight_bytes,
+            expert_bytes,
+            kv_bytes,
+            activation_bytes,
+            ring_bytes,
+        ];
+        let named_bytes: u64 = named.iter().sum();
+        Bar {
+            budget_bytes: self.budget_bytes,
+            shares: [
+                ("weights", weight_bytes),
+                ("experts", expert_bytes),
+                ("KV cache", kv_bytes),
+                ("activations", activation_bytes),
+                ("ring", ring_bytes),
+                ("other", self.planned_bytes.saturating_sub(named_bytes)),
+            ],
+        }
     }
 }
 
@@ -196,46 +323,66 @@ fn plan_items(plan: &Plan) -> Vec<PlanItem> {
     items
 }
 
-fn plan_report(blueprint: &Blueprint) -> PlanReport {
-    let plan = &blueprint.plan;
-    let rates = drive::kept_rates(blueprint.settings.threads);
-    let misses = plan.expert_slots.as_ref().map(|experts| {
-        let learnt = blueprint.learnt().unwrap_or_else(|why| {
-            cli::notice(&format!("what was learnt is ignored: {why}"));
-            None
-        });
-        MissShare::new(experts, learnt.as_ref())
-    });
-    PlanReport {
-        budget_bytes: plan.budget_bytes,
-        file_bytes: plan.file_bytes,
-        planned_bytes: plan.total_bytes(),
-        context: blueprint.context,
-        prompt_tokens_per_pass: blueprint.chunk,
-        items: plan_items(plan),
-        pinned_bytes: plan.pinned_bytes(),
-        streamed_bytes_per_pass: plan.streamed_bytes(),
-        mapped: plan.is_mapped,
-        ring_slots: plan.slots,
-        ring_slot_bytes: plan.slot_bytes,
-        drive_bytes_per_second: prediction::drive_bytes_per_second(blueprint),
-        predicted_tokens_per_second: rates
-            .and_then(|rates| Prediction::new(blueprint, &rates, misses))
-            .map(|prediction| prediction.tokens_per_second),
-        is_lower_bound: matches!(misses, Some(MissShare::Even(share)) if share > 0.0),
-        experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
-            slots: experts.slots,
-            slot_bytes: experts.layout.slot_bytes,
-            of_experts: experts.layout.experts(),
-            bytes_per_token: experts.bytes_per_token(),
-            expected_bytes_per_token: experts.expected_bytes_per_token(),
-            learnt_bytes_per_token: match misses {
-                Some(MissShare::Learnt(share)) => {
-                    Some((share * experts.bytes_per_token() as f64) as u64)
-                }
-                _ => None,
+impl Shares {
+    fn of(blueprint: &Blueprint) -> Self {
+        let plan = &blueprint.plan;
+        let experts = plan.expert_slots.as_ref();
+        Self {
+            weight_bytes: match plan.is_mapped {
+                true => plan.file_bytes,
+                false => plan.pinned_bytes(),
             },
-        }),
+            expert_bytes: experts.map_or(0, ExpertSlotsPlan::bytes),
+            kv_bytes: blueprint.kv_bytes(),
+            activation_bytes: blueprint.footprint().activation_bytes(&blueprint.program),
+            ring_bytes: plan.ring_bytes() + plan.row_bytes(),
+        }
+    }
+}
+
+impl PlanReport {
+    fn of(blueprint: &Blueprint) -> Self {
+        let plan = &blueprint.plan;
+        let rates = drive::kept_rates(blueprint.settings.threads);
+        let misses = plan.expert_slots.as_ref().map(|experts| {
+            let learnt = blueprint.learnt().unwrap_or_else(|why| {
+                cli::notice(&format!("what was learnt is ignored: {why}"));
+                None
+            });
+            MissShare::new(experts, learnt.as_ref())
+        });
+        Self {
+            shares: Shares::of(blueprint),
+            budget_bytes: plan.budget_bytes,
+            file_bytes: plan.file_bytes,
+            planned_bytes: plan.total_bytes(),
+            context: blueprint.context,
+            prompt_tokens_per_pass: blueprint.chunk,
+            items: plan_items(plan),
+            pinned_bytes: plan.pinned_bytes(),
+            streamed_bytes_per_pass: plan.streamed_bytes(),
+            mapped: plan.is_mapped,
+            ring_slots: plan.slots,
+            ring_slot_bytes: plan.slot_bytes,
+            drive_bytes_per_second: prediction::drive_bytes_per_second(blueprint),
+            predicted_tokens_per_second: rates
+                .and_then(|rates| Prediction::new(blueprint, &rates, misses))
+                .map(|prediction| prediction.tokens_per_second),
+            is_lower_bound: matches!(misses, Some(MissShare::Even(share)) if share > 0.0),
+            experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
+                slots: experts.slots,
+                slot_bytes: experts.layout.slot_bytes,
+                of_experts: experts.layout.experts(),
+                bytes_per_token: experts.bytes_per_token(),
+                expected_bytes_per_token: experts.expected_bytes_per_token(),
+                learnt_bytes_per_token: match misses {
+                    Some(MissShare::Learnt(share)) => {
+                        Some((share * experts.bytes_per_token() as f64) as u64)
+                    }
+                    _ => None,
+                },
+            }),
+        }
     }
 }
 
@@ -261,14 +408,22 @@ mod tests {
             predicted_tokens_per_second: None,
             is_lower_bound: false,
             experts: None,
+            shares: Shares::default(),
         };
-        assert_eq!(speed(&report, 0), "the drive is no limit");
-        assert!(speed(&report, 1 << 29).contains("allows 2.0 tokens/s"));
-        report.drive_bytes_per_second = Some(2e9);
-        assert_eq!(speed(&report, 0), "the drive is no limit");
+        assert_eq!(report.speed("this drive's"), "the drive is no limit");
+        report.streamed_bytes_per_pass = 1 << 29;
+        let told = report.speed("this drive's");
+        assert_eq!(told, "a drive of 1 GiB/s allows 2.0 tokens/s");
+        report.drive_bytes_per_second = Some(f64::from(1 << 30));
+        let told = report.speed("a drive's");
+        assert_eq!(told, "a drive's 1.00 GiB/s allow 2.0 tokens/s");
+        report.streamed_bytes_per_pass = 0;
+        assert_eq!(report.speed("this drive's"), "the drive is no limit");
         report.predicted_tokens_per_second = Some(12.0);
-        assert!(speed(&report, 0).starts_with("about 12.0 tokens/s"));
+        let told = report.speed("this drive's");
+        assert!(told.starts_with("about 12.0 tokens/s"));
         report.is_lower_bound = true;
-        assert!(speed(&report, 1 << 29).starts_with("at least 12.0 tokens/s"));
+        let told = report.speed("this drive's");
+        assert!(told.starts_with("at least 12.0 tokens/s"));
     }
 }

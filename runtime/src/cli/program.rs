@@ -1,6 +1,5 @@
 //! The program: its commands, and its two names.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -62,9 +61,12 @@ enum Command {
     Replay(ReplayOptions),
 }
 
+/// The command that has no spellings of llama.cpp's: there its `-v` means something else.
+const DOCTOR: &str = "doctor";
+
 /// The whole program. Called as `emel-run`, by a link or a copy, it is `emel run`.
 pub fn main() -> ExitCode {
-    let name = std::env::args_os().next().unwrap_or_else(OsString::new);
+    let name = std::env::args_os().next().unwrap_or_default();
     let is_run = Path::new(&name)
         .file_name()
         .is_some_and(|name| name == RUN_NAME);
@@ -73,6 +75,9 @@ pub fn main() -> ExitCode {
             true => Command::Run(Box::new(
                 cli::parse_with_llama_spellings::<RunAlone>().options,
             )),
+            false if std::env::args_os().nth(1).is_some_and(|it| it == DOCTOR) => {
+                cli::parse::<Options>().command
+            }
             false => cli::parse_with_llama_spellings::<Options>().command,
         };
         cli::run(command.run())

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::conversation::{self, ConversationOptions};
+use super::conversation::{self, ConversationOptions, Opening};
 use super::experts::ExpertOptions;
 use super::interrupt::{EndSignal, Event, Interrupts};
 use super::lossy::LossyOptions;
@@ -16,9 +16,12 @@ use super::output::OutputFile;
 use super::profile::ProfileFile;
 use super::sampling::SamplingOptions;
 use super::{Interrupted, Kept, ModelOptions, TextSource};
-use crate::blueprint::Blueprint;
+use crate::blueprint::{Blueprint, ExpectedRequest, PromptForm, Settings};
 use crate::budget::in_binary_units;
 use crate::{ExpertUsage, Prompt, Request, Spent, TokenStream, Usage, cli};
+
+/// Tokens of an answer unless the user says how many, but in a conversation.
+const ANSWER_TOKENS: usize = 128;
 
 /// What the help ends with.
 pub(super) const EXAMPLES: &str = r#"Examples:
@@ -51,7 +54,8 @@ pub struct RunOptions {
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     predict: Option<i64>,
 
-    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    /// Tokens in the context, prompt included [default: what prompt and answer need; in a
+    /// conversation as many as the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
@@ -99,22 +103,13 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     settings.lossy = options.lossy.routing();
     settings.profile = options.profile.is_some();
     options.experts.apply(&mut settings);
-    let blueprint = Blueprint::new(&options.model.model, settings)?;
-    let text = options.text.read(Some(&blueprint.text_limit()))?;
+    let (blueprint, beginning) = options.blueprint(settings)?;
     let sampling = &options.sampling;
     sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
     blueprint.check_sampler(&sampler)?;
-    let is_conversation = options.conversation.conversation;
-    let predict = options
-        .predict
-        .unwrap_or(if is_conversation { -1 } else { 128 });
     let mut request = Request::new(Vec::new()).sampler(sampler);
-    request.max_tokens = usize::try_from(predict).unwrap_or(usize::MAX);
+    request.max_tokens = options.answer_tokens().unwrap_or(usize::MAX);
     request.ignore_eos = sampling.ignore_eos;
-    if !is_conversation {
-        // Whatever can be refused is refused here: loading may take minutes.
-        request.prompt = blueprint.prompt_ids(Prompt::Text(text.clone()))?.into();
-    }
     let (statistics, profile) = options.outputs(&blueprint)?;
     let mut last_usage = None;
     let on_usage = |usage: &Usage| {
@@ -123,13 +118,23 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         }
         last_usage = Some(usage.clone());
     };
-    let outcome = if is_conversation {
-        let first = options.text.is_given().then_some(text);
-        conversation::run(&options.conversation, first, blueprint, request, on_usage).await
-    } else {
-        let session = options.session.as_deref();
-        let listens = options.stats || profile.is_some() || statistics.is_some();
-        continue_text(blueprint, request, session, listens, on_usage).await
+    let outcome = match beginning {
+        Beginning::Conversation(opening) => {
+            conversation::run(
+                &options.conversation,
+                *opening,
+                blueprint,
+                request,
+                on_usage,
+            )
+            .await
+        }
+        Beginning::Prompt(ids) => {
+            request.prompt = ids.into();
+            let session = options.session.as_deref();
+            let listens = options.stats || profile.is_some() || statistics.is_some();
+            continue_text(blueprint, request, session, listens, on_usage).await
+        }
     };
     // An answer that was interrupted or failed has had its costs too.
     let written = profile.map_or(Ok(()), ProfileFile::write);
@@ -143,7 +148,54 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
 }
 
+/// What a run begins with.
+enum Beginning {
+    /// Token ids to continue.
+    Prompt(Vec<u32>),
+    Conversation(Box<Opening>),
+}
+
 impl RunOptions {
+    /// Tokens of an answer at most; none if it goes on until the model ends it.
+    fn answer_tokens(&self) -> Option<usize> {
+        match self.predict {
+            Some(tokens) => usize::try_from(tokens).ok(),
+            None => (!self.conversation.conversation).then_some(ANSWER_TOKENS),
+        }
+    }
+
+    /// The model, planned for what is known of the prompt, and the prompt. What can be refused
+    /// of it is refused here: loading may take minutes.
+    fn blueprint(&self, settings: Settings) -> anyhow::Result<(Blueprint, Beginning)> {
+        let model = &self.model.model;
+        let talk = &self.conversation;
+        if talk.conversation && !self.text.is_given() {
+            let blueprint = Blueprint::new(model, settings)?;
+            let (templates, limit) = (&blueprint.chat_templates, blueprint.text_limit());
+            let opening = talk.opening(model, templates, &limit, None)?;
+            return Ok((blueprint, Beginning::Conversation(Box::new(opening))));
+        }
+        let expected = ExpectedRequest {
+            // More messages may follow.
+            answer_tokens: self.answer_tokens().filter(|_| !talk.conversation),
+            session: self.session.as_deref(),
+        };
+        let mut opening = None;
+        let prompt = |form: &PromptForm<'_>| -> anyhow::Result<Prompt> {
+            let text = self.text.read(Some(&form.limit))?;
+            if !talk.conversation {
+                return Ok(Prompt::Text(text));
+            }
+            let opened = talk.opening(model, form.chat_templates, &form.limit, Some(text))?;
+            opening.insert(opened).prompt()
+        };
+        let (blueprint, ids) = Blueprint::for_request(model, settings, &expected, prompt)?;
+        let beginning = opening.map_or(Beginning::Prompt(ids), |opening| {
+            Beginning::Conversation(Box::new(opening))
+        });
+        Ok((blueprint, beginning))
+    }
+
     /// The files that results go to, seen to before anything is loaded.
     fn outputs(
         &self,

@@ -36,7 +36,7 @@ pub struct TraceOptions {
     #[arg(short, long, value_name = "TRACE")]
     output: PathBuf,
 
-    /// Tokens after which a new context begins [default: 4096, or what the model and the
+    /// Tokens after which a new context begins [default: as many as the model and the
     /// budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,

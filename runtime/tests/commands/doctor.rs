@@ -19,8 +19,7 @@ fn doctor(path: &Path) -> Value {
 #[test]
 fn the_machine_is_described_whatever_the_path() {
     let folder = TempDir::new().unwrap();
-    let text = folder.path().join("text.gguf");
-    fs::write(&text, "no model").unwrap();
+    fs::write(folder.path().join("text.gguf"), "no model").unwrap();
     let empty = TempDir::new().unwrap();
     for (path, problem) in [
         (
@@ -28,7 +27,6 @@ fn the_machine_is_described_whatever_the_path() {
             "bytes are too few to measure a drive with",
         ),
         (folder.path(), "text.gguf: "),
-        (text.as_path(), "text.gguf: "),
         (
             empty.path(),
             "no model on its filesystem here; name one to measure its drive",
@@ -54,6 +52,96 @@ fn a_path_that_is_not_there_is_an_error() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("no/such.gguf: No such file"), "{message}");
     assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_file_that_is_not_a_model_is_an_error() {
+    let folder = TempDir::new().unwrap();
+    let text = folder.path().join("text.gguf");
+    fs::write(&text, "no model").unwrap();
+    for arguments in ["", "--json"] {
+        let output = emel("doctor", &text, words(arguments));
+        assert_eq!(output.status.code(), Some(1));
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            message.starts_with("error: ") && message.contains("text.gguf: "),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn the_verdict_comes_first_and_is_about_the_model_and_the_budget() {
+    let first = |path: &Path, options: &str| {
+        let text = result(emel("doctor", path, words(options)));
+        text.lines().next().unwrap().to_owned()
+    };
+    let verdict = first(&llama(), "--ram-budget 64M");
+    let (told, rest) = verdict.split_once("about ").unwrap();
+    assert_eq!(told, "the drive is not measured (see below): ");
+    assert!(
+        rest.ends_with("tokens/s with this model, which fits in 64.0 MiB"),
+        "{verdict}"
+    );
+    let verdict = first(&llama(), "--ram-budget 1M");
+    assert!(verdict.contains("this model does not run: "), "{verdict}");
+    let empty = TempDir::new().unwrap();
+    let verdict = first(empty.path(), "--ram-budget 8G");
+    let expected = "the drive is not measured (see below): a model of 8B (4.5 GiB) fits in 8.0 \
+                    GiB, a dense model of 30B (16.9 GiB) in 8.0 GiB reads 9.9 GiB for each token";
+    assert_eq!(verdict, expected);
+}
+
+#[test]
+fn without_a_model_the_verdict_is_about_what_was_measured_before() {
+    let empty = TempDir::new().unwrap();
+    let cache = cache_with(empty.path(), "emel-drive 3\npoint 1048576 8 2147483648 1\n");
+    let mut asked = command("emel");
+    asked
+        .arg("doctor")
+        .arg(empty.path())
+        .env("XDG_CACHE_HOME", cache.path());
+    let text = result(
+        asked
+            .args(words("--io pread --ram-budget 4G"))
+            .output()
+            .unwrap(),
+    );
+    let verdict = text.lines().next().unwrap();
+    assert!(
+        verdict.starts_with("2.0 GiB/s: a dense model of 8B (4.5 GiB) in 4.0 GiB makes 2.0"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn a_model_with_holes_is_not_measured_and_nothing_of_it_kept() {
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("model.gguf");
+    fs::copy(llama(), &model).unwrap();
+    let file = fs::File::options().write(true).open(&model).unwrap();
+    file.set_len(80 << 20).unwrap();
+    let cache = TempDir::new().unwrap();
+    let mut asked = command("emel");
+    asked
+        .arg("doctor")
+        .arg(&model)
+        .env("XDG_CACHE_HOME", cache.path());
+    let found: Value =
+        serde_json::from_str(&result(asked.arg("--json").output().unwrap())).unwrap();
+    let told = found["drive"]["problem"].as_str().unwrap();
+    assert!(
+        told.contains("are holes, which no drive is read for"),
+        "{told}"
+    );
+    assert_eq!(found["drive"]["points"], serde_json::json!([]));
+    let kept: Vec<_> = fs::read_dir(cache.path().join("emel")).unwrap().collect();
+    let names = kept.iter().map(|entry| entry.as_ref().unwrap().file_name());
+    assert!(
+        names
+            .into_iter()
+            .all(|name| !name.to_string_lossy().starts_with("drive-"))
+    );
 }
 
 #[test]
@@ -209,4 +297,25 @@ fn what_doctor_measures_is_kept_and_predicts() {
     assert_eq!(drive.matches("point ").count(), points.len(), "{drive}");
     let told = result(plan(&model, cache.path(), "64M"));
     assert!(told.contains("per token: about "), "{told}");
+
+    let text = |arguments: &str| {
+        let mut asked = command("emel");
+        asked
+            .arg("doctor")
+            .arg(&model)
+            .env("XDG_CACHE_HOME", cache.path());
+        asked.args(words("--io pread -t 2 --ram-budget 64M"));
+        result(asked.args(words(arguments)).output().unwrap())
+    };
+    let (plain, verbose) = (text(""), text("-v"));
+    let verdict = plain.lines().next().unwrap();
+    assert!(verdict.contains(" GiB/s: about "), "{verdict}");
+    assert!(
+        verdict.ends_with(" tokens/s with this model in 64.0 MiB"),
+        "{verdict}"
+    );
+    assert!(!plain.contains("\nGiB/s "), "{plain}");
+    // A busy machine may get to no point in time.
+    let is_measured = verbose.contains("\nchosen ");
+    assert_eq!(verbose.contains("\nGiB/s "), is_measured, "{verbose}");
 }

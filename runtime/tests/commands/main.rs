@@ -7,13 +7,16 @@
 
 mod bad_model;
 mod bad_option;
+mod context;
 mod conversation;
 mod doctor;
+mod eval;
 mod info;
 mod limits;
 mod lossy;
 mod model;
 mod outputs;
+mod plan;
 mod profile;
 mod render;
 mod replay;
