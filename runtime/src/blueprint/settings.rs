@@ -49,7 +49,8 @@ impl Io {
 pub struct Settings {
     /// Memory for everything.
     pub ram_budget: RamBudget,
-    /// Tokens a request may have, prompt included; chosen to fit if absent.
+    /// Tokens a request may have, prompt included; 0 for as many as the model was trained
+    /// for; chosen to fit if absent.
     pub context: Option<usize>,
     /// Threads that compute.
     pub threads: usize,
@@ -115,7 +116,7 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
     };
     match (settings.threads, settings.context) {
         (threads @ (0 | 1025..), _) => refuse("-t", threads, "1 to 1024 threads"),
-        (_, Some(context @ (0 | 0x1000_0001..))) => refuse("-c", context, "1 to 268435456 tokens"),
+        (_, Some(context @ 0x1000_0001..)) => refuse("-c", context, "0 to 268435456 tokens"),
         _ => Ok(()),
     }
 }

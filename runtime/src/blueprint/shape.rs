@@ -51,9 +51,11 @@ impl Shape {
 /// The context before the budget shortens it.
 pub(super) fn context_wished(settings: &Settings, program: &Program) -> usize {
     let trained = program.hyperparameters.context_length;
-    settings
-        .context
-        .unwrap_or_else(|| CONTEXT_DEFAULT.min(trained))
+    match settings.context {
+        Some(0) => trained,
+        Some(context) => context,
+        None => CONTEXT_DEFAULT.min(trained),
+    }
 }
 
 impl Draft<'_> {
@@ -109,7 +111,7 @@ impl Draft<'_> {
 
     fn context_min(&self) -> usize {
         match self.settings.context {
-            Some(context) => context,
+            Some(_) => self.context_wished(),
             None => self.context_wished().min(CONTEXT_MIN),
         }
     }

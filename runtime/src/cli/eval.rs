@@ -126,6 +126,7 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
     settings.all_logits = true;
     settings.sampler = Some(SamplerOptions::default());
     let (blueprint, ids) = Blueprint::for_prompt(model, settings, prompt)?;
+    cli::note_two_bos(&blueprint.tokenizer, &ids);
     let mut named = NamedFiles::of(&blueprint);
     named.input("-f", options.source.file.as_deref());
     let logits = options

@@ -18,7 +18,8 @@ pub struct PlanOptions {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    /// Tokens in the context; 0 for as many as the model was made for [default: 4096, or
+    /// what the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 

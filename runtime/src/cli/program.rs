@@ -23,8 +23,8 @@ const RUN_NAME: &str = "emel-run";
 /// Runs language models that may be larger than RAM, from their GGUF files, and looks into
 /// them: what they need, how they read text, how they score it.
 #[derive(Debug, Parser)]
-#[command(version, name = "emel")]
-struct Options {
+#[command(version, name = "emel", args_override_self = true)]
+pub(super) struct Options {
     #[command(subcommand)]
     command: Command,
 }
@@ -32,8 +32,8 @@ struct Options {
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The answer goes to standard output, everything else to standard error.
 #[derive(Debug, Parser)]
-#[command(version, name = RUN_NAME, after_long_help = EXAMPLES)]
-struct RunAlone {
+#[command(version, name = RUN_NAME, after_long_help = EXAMPLES, args_override_self = true)]
+pub(super) struct RunAlone {
     #[command(flatten)]
     options: RunOptions,
 }

@@ -46,12 +46,13 @@ pub struct RunOptions {
     #[command(flatten)]
     conversation: ConversationOptions,
 
-    /// Tokens to generate; -1 goes on until the model ends or the context is full
+    /// Tokens to generate; -1 or -2 goes on until the model ends or the context is full
     /// [default: 128, in a conversation -1]
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
     predict: Option<i64>,
 
-    /// Tokens in the context [default: 4096, or what the model and the budget allow]
+    /// Tokens in the context; 0 for as many as the model was made for [default: 4096, or
+    /// what the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
@@ -91,7 +92,7 @@ pub struct RunOptions {
 /// # Errors
 /// When an option has a value that nothing works with, or the model cannot be run.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
-    let mut sampler = options.sampling.sampler()?;
+    let mut sampler = options.sampling.sampler(&options.text.escapes)?;
     options.conversation.check()?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
@@ -113,7 +114,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     request.ignore_eos = sampling.ignore_eos;
     if !is_conversation {
         // Whatever can be refused is refused here: loading may take minutes.
-        request.prompt = blueprint.prompt_ids(Prompt::Text(text.clone()))?.into();
+        let ids = blueprint.prompt_ids(Prompt::Text(text.clone()))?;
+        cli::note_two_bos(&blueprint.tokenizer, &ids);
+        request.prompt = ids.into();
     }
     let (statistics, profile) = options.outputs(&blueprint)?;
     let mut last_usage = None;

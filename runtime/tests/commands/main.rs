@@ -11,6 +11,7 @@ mod conversation;
 mod doctor;
 mod info;
 mod limits;
+mod llama_flags;
 mod lossy;
 mod model;
 mod outputs;
