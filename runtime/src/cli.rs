@@ -471,6 +471,8 @@ fn usage_message(rendered: &str) -> String {
         lines.join(" ")
     });
     let message: Vec<String> = paragraphs
+        // An unknown option is not meant as a value.
+        .filter(|text| !text.starts_with("tip: to pass "))
         .filter(|text| !text.is_empty() && !text.starts_with("For more information"))
         .collect();
     format!("{}; see --help", message.join("; "))

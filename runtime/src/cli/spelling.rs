@@ -330,7 +330,7 @@ impl CacheTypes {
             .filter_map(|it| Some(it.to_possible_value()?.get_name().to_owned()))
             .collect();
         let is_known = |(_, kind): &&(String, OsString)| known.iter().any(|it| kind == it.as_str());
-        if !given.iter().all(|it| is_known(it)) {
+        if !given.iter().all(is_known) {
             let reason = format!("keys and values are kept as one of {}", known.join(", "));
             return Err((names, reason));
         }

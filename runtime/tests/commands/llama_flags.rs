@@ -377,6 +377,10 @@ fn no_tip_of_the_parser_is_wrong() {
         ("-p a -temp 0", "-temp: no such option"),
         ("-p a -nx", "-nx: no such option"),
         (
+            "-p a --flash-attention",
+            "unexpected argument '--flash-attention' found; see --help",
+        ),
+        (
             "-p a -ctk q8_0",
             "-ctk q8_0: keys would be q8_0 and values f16",
         ),
