@@ -9,6 +9,14 @@ pub enum ModelError {
     /// A hyperparameter is missing or of the wrong type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
+    /// The file belongs to a language model and is none itself.
+    #[error("is {found}, expected a language model; {advice}")]
+    Kind {
+        /// What it is.
+        found: &'static str,
+        /// What to do instead.
+        advice: &'static str,
+    },
     /// The architecture has no file in `model/src/arch/`.
     #[error("architecture `{found}` is not supported; supported: {supported}")]
     Architecture {

@@ -21,8 +21,12 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_metadata(&mut metadata).unwrap()
 }
 
-/// What DRY makes of `q` after `text`, whose logit is 4 where all others have 0.
+/// Whether `q`, whose logit is 4 where all others have 0, is drawn after `text`.
 fn goes_on_with_q(text: &str, breakers: &[&str]) -> bool {
+    goes_on_with(b'q', text, breakers)
+}
+
+fn goes_on_with(byte: u8, text: &str, breakers: &[&str]) -> bool {
     let tokenizer = tokenizer();
     let options = SamplerOptions {
         temperature: 0.0,
@@ -33,12 +37,12 @@ fn goes_on_with_q(text: &str, breakers: &[&str]) -> bool {
     };
     let breakers = Breakers::new(&options, &tokenizer);
     let mut logits = vec![0.0; tokenizer.vocabulary_size()];
-    logits[usize::from(b'q')] = 4.0;
+    logits[usize::from(byte)] = 4.0;
     let mut sampler = Sampler::new(options, logits.len(), 64, breakers).unwrap();
     for id in tokenizer.encode(text, EncodeOptions::default()) {
         sampler.accept(id);
     }
-    sampler.sample(&logits) == u32::from(b'q')
+    sampler.sample(&logits) == u32::from(byte)
 }
 
 #[test]
@@ -58,4 +62,14 @@ fn a_breaker_may_begin_within_a_token() {
     assert!(goes_on_with_q(text, &["\n\n"]));
     assert!(goes_on_with_q(text, &["y"]));
     assert!(!goes_on_with_q(text, &["zx"]));
+}
+
+#[test]
+fn a_token_that_holds_a_whole_breaker_is_never_penalised() {
+    // The ten tokens of "first name" also stand before the first two colons: 2^8.
+    let text = "first name: a\nfirst name: b\nfirst name";
+    assert!(!goes_on_with(b':', text, &["\n"]));
+    assert!(goes_on_with(b':', text, &["\n", ":"]));
+    // The first token of a longer breaker is no breaker.
+    assert!(!goes_on_with(b':', text, &["\n", ": "]));
 }

@@ -4,11 +4,14 @@
 pub mod conversation;
 pub mod doctor;
 pub mod drive;
+pub mod escapes;
 pub mod eval;
 pub mod experts;
 pub mod info;
 pub mod interrupt;
+mod llama_flags;
 pub mod lossy;
+mod model_name;
 pub mod named_files;
 pub mod output;
 pub mod plan;
@@ -35,6 +38,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
+use emel_model::tokenizer::Tokenizer;
+use escapes::Escapes;
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use interrupt::EndSignal;
 use nix::sys::resource::{Resource, getrlimit};
@@ -83,9 +88,9 @@ pub struct ModelOptions {
 /// How a model is computed on.
 #[derive(Debug, Clone, Args)]
 pub struct ComputingOptions {
-    /// Threads that compute [default: one for each processor]
+    /// Threads that compute; 0 or -1 for one for each processor, which is the default
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
-    pub threads: Option<usize>,
+    pub threads: Option<i64>,
 
     /// How weights are read
     #[arg(long, value_enum, default_value_t = IoName::Auto)]
@@ -129,15 +134,18 @@ pub enum KvName {
 
 /// Where a command's text comes from.
 #[derive(Debug, Clone, Args)]
-#[group(id = "text", multiple = false)]
 pub struct TextSource {
     /// The text; special tokens in it, such as <|im_end|>, are recognised
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
 
     /// A file that holds the text; - reads standard input
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub file: Option<PathBuf>,
+
+    /// How escapes in it are read.
+    #[command(flatten)]
+    pub escapes: Escapes,
 }
 
 impl ModelOptions {
@@ -160,7 +168,10 @@ impl ComputingOptions {
             self.io.into()
         };
         Settings {
-            threads: self.threads.unwrap_or(default.threads),
+            threads: match self.threads {
+                None | Some(..=0) => default.threads,
+                Some(threads) => usize::try_from(threads).unwrap_or(usize::MAX),
+            },
             io,
             drive: drive::kept_curve(model, io),
             kv_type: match self.kv {
@@ -186,16 +197,29 @@ impl From<IoName> for Io {
 }
 
 impl TextSource {
-    /// The text; of a model, one that it could answer.
+    /// The text, with the characters that its escapes stand for. With the limit of a model it
+    /// is a prompt, and one line break at the end of a file is left out, as llama.cpp does.
     ///
     /// # Errors
-    /// When the file cannot be read, is too long or is not UTF-8.
+    /// When the file cannot be read, is too long, or the text is not UTF-8.
     pub fn read(&self, limit: Option<&TextLimit>) -> anyhow::Result<String> {
-        match (&self.prompt, &self.file) {
-            (Some(text), _) => Ok(text.clone()),
-            (None, Some(path)) => read_text(path, limit),
-            (None, None) => Ok(String::new()),
+        let path = match (&self.prompt, &self.file) {
+            (Some(text), _) => return self.escapes.replace(text),
+            (None, Some(path)) => path,
+            (None, None) => return Ok(String::new()),
+        };
+        let mut text = read_text(path, limit)?;
+        if limit.is_some() {
+            text.truncate(text.strip_suffix('\n').unwrap_or(&text).len());
         }
+        let replaced = self.escapes.replace(&text)?;
+        if replaced != text {
+            notice(&format!(
+                "{}: \\n and other escapes in it are read as characters; --no-escape takes them as they are",
+                path.display()
+            ));
+        }
+        Ok(replaced)
     }
 
     /// Whether there is a text.
@@ -385,6 +409,20 @@ pub fn note_full_context(usage: &Usage, max_tokens: usize, context: usize) {
     }
 }
 
+/// Says so if a prompt begins with BOS twice: its text has one, and the tokenizer adds one.
+pub fn note_two_bos(tokenizer: &Tokenizer, ids: &[u32]) {
+    let [first, second, ..] = *ids else {
+        return;
+    };
+    if tokenizer.adds_bos() && first == second && Some(first) == tokenizer.bos() {
+        let bos = tokenizer.token_bytes(first, true);
+        notice(&format!(
+            "the prompt begins with two BOS tokens: one is added, and the text has its own; leave {} out of the text",
+            String::from_utf8_lossy(&bos)
+        ));
+    }
+}
+
 /// Tells the user something that is no error.
 pub fn notice(text: &str) {
     tell(&format!("note: {}", one_line(text)));
@@ -403,12 +441,31 @@ pub fn parse<O: Parser>() -> O {
 
 /// As [`parse`], of a command that also takes options as llama.cpp spells them.
 pub fn parse_with_llama_spellings<O: Parser>() -> O {
+    let mut command = O::command();
+    command.build();
     let arguments = std::env::args_os().collect();
-    let arguments = spelling::in_own_terms(arguments).unwrap_or_else(|message| {
+    let spelt = spelling::in_own_terms(&command, arguments).unwrap_or_else(|message| {
         tell(&one_line(&format!("error: {message}")));
         std::process::exit(EXIT_USAGE.into());
     });
-    parse_from(arguments)
+    let options = parse_from(spelt.arguments);
+    spelt.notes.iter().for_each(|note| notice(note));
+    let variables = llama_variables();
+    if !variables.is_empty() {
+        notice(&format!(
+            "{}: variables of llama.cpp are not read; give the options",
+            variables.join(", ")
+        ));
+    }
+    options
+}
+
+/// The variables of the environment that llama.cpp's programs would take as options.
+fn llama_variables() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut names: Vec<String> = names.filter(|it| it.starts_with("LLAMA_ARG_")).collect();
+    names.sort_unstable();
+    names
 }
 
 fn parse_from<O: Parser>(arguments: Vec<OsString>) -> O {
@@ -431,6 +488,8 @@ fn usage_message(rendered: &str) -> String {
         lines.join(" ")
     });
     let message: Vec<String> = paragraphs
+        // An unknown option is not meant as a value.
+        .filter(|text| !text.starts_with("tip: to pass "))
         .filter(|text| !text.is_empty() && !text.starts_with("For more information"))
         .collect();
     format!("{}; see --help", message.join("; "))
@@ -513,8 +572,9 @@ fn message(error: &anyhow::Error) -> String {
             text = text + separator + &cause;
         }
     }
-    match remedy(&text) {
-        Some(remedy) => text + "; " + remedy,
+    let remedy = remedy(&text).map(str::to_owned);
+    match remedy.or_else(|| model_name::advice_against(error)) {
+        Some(remedy) => text + "; " + &remedy,
         None => text,
     }
 }

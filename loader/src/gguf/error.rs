@@ -26,6 +26,14 @@ pub enum GgufError {
         /// What is there.
         found: &'static str,
     },
+    /// The path leads to a folder.
+    #[error("{path}: is a directory, expected a regular file; {models}", path = path.display())]
+    Directory {
+        /// The path.
+        path: PathBuf,
+        /// The models in it, in words.
+        models: String,
+    },
     /// The file has no bytes.
     #[error("{path}: the file is empty, expected a GGUF model; download it again", path = path.display())]
     Empty {
@@ -41,6 +49,16 @@ pub enum GgufError {
         offset: u64,
         /// What the system answered.
         source: io::Error,
+    },
+    /// The file is of another known format.
+    #[error("{path}: is {found}, expected a GGUF model; {advice}", path = path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+        /// What to do instead.
+        advice: &'static str,
     },
     /// The file does not begin with the four letters of the format.
     #[error("{path}: not a GGUF file: starts with {found}, expected \"GGUF\"; pass the path of a .gguf model", path = path.display())]

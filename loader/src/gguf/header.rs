@@ -8,6 +8,7 @@ use std::path::Path;
 
 use super::catalog::FileIdentity;
 use super::error::quote;
+use super::foreign::{Foreign, HEAD_BYTES, recognise};
 use super::window::{Flaw, Window, reserved};
 use super::{Array, GgufError, Metadata, StringTable, Value};
 
@@ -97,8 +98,7 @@ fn read_preamble(window: &mut Window) -> Result<(), GgufError> {
         window.fill(&mut magic[..magic_bytes])
     })?;
     if &magic != b"GGUF" {
-        let found = quote(&magic[..magic_bytes]);
-        return Err(GgufError::Magic { path, found });
+        return Err(other_format(window, &magic[..magic_bytes])?);
     }
     match window.at("the header", Window::u32)? {
         2 | 3 => Ok(()),
@@ -109,6 +109,26 @@ fn read_preamble(window: &mut Window) -> Result<(), GgufError> {
         }),
         found => Err(GgufError::Version { path, found }),
     }
+}
+
+/// What a file that begins with `start` is instead of a GGUF file.
+fn other_format(window: &mut Window, start: &[u8]) -> Result<GgufError, GgufError> {
+    let path = window.path.clone();
+    let head_bytes = window.file_bytes.min(HEAD_BYTES as u64) as usize;
+    let mut head = start.to_vec();
+    head.resize(head_bytes, 0);
+    window.at("the header", |window| window.fill(&mut head[start.len()..]))?;
+    Ok(match recognise(&head, window.file_bytes) {
+        Some(Foreign { found, advice }) => GgufError::Foreign {
+            path,
+            found,
+            advice,
+        },
+        None => GgufError::Magic {
+            path,
+            found: quote(start),
+        },
+    })
 }
 
 fn read_pair(window: &mut Window, index: u64, count: u64) -> Result<(String, Value), GgufError> {

@@ -2,6 +2,7 @@
 
 mod catalog;
 mod error;
+mod foreign;
 mod header;
 mod metadata;
 mod shard;

@@ -11,6 +11,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use super::GgufError;
 use super::catalog::FileIdentity;
 use super::error::quote;
+use super::foreign::models_in;
 
 /// One read of the header; a multiple of every page size in use, so that each read
 /// can be given back to the system whole.
@@ -61,6 +62,12 @@ impl Window {
             .open(path)
             .map_err(open_error)?;
         let found = file.metadata().map_err(open_error)?;
+        if found.is_dir() {
+            return Err(GgufError::Directory {
+                path: path.to_owned(),
+                models: models_in(path),
+            });
+        }
         if let Some(kind) = irregular(found.file_type()) {
             return Err(GgufError::NotAFile {
                 path: path.to_owned(),
@@ -295,9 +302,7 @@ fn irregular(file_type: std::fs::FileType) -> Option<&'static str> {
     if file_type.is_file() {
         return None;
     }
-    Some(if file_type.is_dir() {
-        "a directory"
-    } else if file_type.is_fifo() {
+    Some(if file_type.is_fifo() {
         "a FIFO"
     } else if file_type.is_socket() {
         "a socket"

@@ -117,7 +117,7 @@ impl Backend {
     pub fn remedy(self, error: &io::Error) -> String {
         match self {
             Self::Ring | Self::Uring => io_uring_remedy(error),
-            Self::Pread => "raise the limit on threads (ulimit -u)".to_owned(),
+            Self::Pread => "raise the limit on threads (ulimit -u, TasksMax)".to_owned(),
             Self::Mmap => "raise the limit on address space (ulimit -v)".to_owned(),
         }
     }
@@ -270,6 +270,8 @@ fn io_uring_remedy(error: &io::Error) -> String {
                 .to_owned()
         }
         Some(libc::ENOMEM) => "raise the limit on locked memory (ulimit -l)".to_owned(),
+        // Of its own thread: the reader starts one.
+        Some(libc::EAGAIN) => "raise the limit on threads (ulimit -u, TasksMax)".to_owned(),
         Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)".to_owned(),
         _ => "use Linux 5.11 or later".to_owned(),
     }
@@ -278,6 +280,21 @@ fn io_uring_remedy(error: &io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_helps_against_a_limit_names_that_limit() {
+        for (code, limit) in [
+            (libc::EAGAIN, "ulimit -u"),
+            (libc::ENOMEM, "ulimit -l"),
+            (libc::EMFILE, "ulimit -n"),
+        ] {
+            let error = io::Error::from_raw_os_error(code);
+            for backend in [Backend::Ring, Backend::Uring] {
+                let remedy = backend.remedy(&error);
+                assert!(remedy.contains(limit), "{remedy}");
+            }
+        }
+    }
 
     #[test]
     fn half_of_a_ring_is_in_flight_but_one_at_least_and_eight_at_most() {

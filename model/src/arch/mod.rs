@@ -21,7 +21,7 @@ mod qwen3;
 mod qwen35moe;
 mod qwen3moe;
 
-use emel_loader::gguf::Catalog;
+use emel_loader::gguf::{Catalog, Metadata};
 
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
@@ -57,6 +57,7 @@ const ARCHITECTURES: &[(&str, Describe)] = &[
 /// When the architecture is not supported, or the file does not have what it needs, or
 /// has a tensor that it does not use.
 pub fn program(catalog: &Catalog) -> Result<Program, ModelError> {
+    check_kind(catalog.metadata())?;
     let found = catalog.metadata().str("general.architecture")?;
     let describe = ARCHITECTURES
         .iter()
@@ -72,6 +73,34 @@ pub fn program(catalog: &Catalog) -> Result<Program, ModelError> {
     let mut builder = ProgramBuilder::new(catalog, hyperparameters.clone())?;
     describe(&mut builder, &hyperparameters)?;
     builder.finish()
+}
+
+/// Refuses files that go with a language model and are none themselves.
+///
+/// # Errors
+/// When the file is one of them.
+pub fn check_kind(metadata: &Metadata) -> Result<(), ModelError> {
+    let text = |key| metadata.str(key).ok().flatten().unwrap_or("");
+    let (found, advice) = match (text("general.type"), text("general.architecture")) {
+        ("adapter", _) => (
+            "a LoRA adapter",
+            "merge it into its base model (llama-export-lora) and run that",
+        ),
+        ("imatrix", _) => (
+            "an importance matrix (imatrix)",
+            "pass the model that it was made for",
+        ),
+        ("mmproj", _) | (_, "clip") => (
+            "a vision or audio tower (mmproj)",
+            "pass the language model that it belongs to",
+        ),
+        (_, "controlvector") => (
+            "a control vector",
+            "pass the model that it was made for, without it",
+        ),
+        _ => return Ok(()),
+    };
+    Err(ModelError::Kind { found, advice })
 }
 
 /// The names of the supported architectures.

@@ -3,7 +3,8 @@
 //!
 //! Where the latest tokens also stand earlier in the text, the token that came next
 //! there is penalised by multiplier · base^(length − allowed length), by the longest
-//! such match. Matches do not reach across sequence breakers. By p-e-w,
+//! such match. Matches do not reach across sequence breakers, and a token that holds a
+//! whole breaker is never penalised. By p-e-w,
 //! <https://github.com/oobabooga/text-generation-webui/pull/5677>; lengths come from
 //! the Z algorithm on the reversed text, in linear time.
 
@@ -81,14 +82,16 @@ impl Breakers {
     fn latest(&self, history: &History, length: usize) -> Option<usize> {
         (0..length).find_map(|back| {
             let id = history.back(back);
-            let is_whole = self
-                .whole
-                .get(id as usize / 64)
-                .is_some_and(|word| word >> (id % 64) & 1 == 1);
             let tail = self.longest_tail(history, id, back);
-            let tail = tail.or(is_whole.then_some(0));
+            let tail = tail.or(self.is_whole(id).then_some(0));
             tail.map(|tail| back - tail)
         })
+    }
+
+    /// Whether the text of `id` has a whole breaker in it.
+    fn is_whole(&self, id: u32) -> bool {
+        let word = self.whole.get(id as usize / 64);
+        word.is_some_and(|word| word >> (id % 64) & 1 == 1)
     }
 
     /// The length of the longest tail that completes a breaker `id` begins.
@@ -164,8 +167,9 @@ impl Dry {
         self.count_repeats(history, length);
         for back in 1..length {
             let repeat = (self.repeats[back] as usize).min(limit);
-            if repeat >= self.allowed_length {
-                self.lengths.push((history.back(back - 1), repeat as u32));
+            let next = history.back(back - 1);
+            if repeat >= self.allowed_length && !self.breakers.is_whole(next) {
+                self.lengths.push((next, repeat as u32));
             }
         }
         // The longest of a token comes first and stays.

@@ -20,7 +20,7 @@ use super::Blueprint;
 use super::draft::Draft;
 use super::items::{TRACE_EVENTS, profile_bytes};
 use super::settings::{Settings, check};
-use super::shape::{ContextRange, RequestTokens, context_limit};
+use super::shape::{ContextRange, RequestTokens, context_asked, context_limit};
 use crate::budget::{available_bytes, in_binary_units};
 use crate::error::Error;
 use crate::experts::prefetch::GUESSES_PER_USED;
@@ -91,7 +91,7 @@ impl Contents {
     /// The longest context that a plan for `settings` may have.
     pub(super) fn context_max(&self, settings: &Settings) -> usize {
         let limit = || context_limit(settings, &self.program);
-        settings.context.unwrap_or_else(limit)
+        context_asked(settings, &self.program).unwrap_or_else(limit)
     }
 
     /// Plans for `settings`, and for `request` if its tokens are known.

@@ -50,8 +50,8 @@ impl Io {
 pub struct Settings {
     /// Memory for everything.
     pub ram_budget: RamBudget,
-    /// Tokens a request may have, prompt included; chosen to suit the request and the budget if
-    /// absent.
+    /// Tokens a request may have, prompt included; 0 for as many as the model was trained for;
+    /// chosen to suit the request and the budget if absent.
     pub context: Option<usize>,
     /// Threads that compute.
     pub threads: usize,
@@ -117,8 +117,8 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
     };
     match (settings.threads, settings.context) {
         (threads @ (0 | 1025..), _) => refuse("-t", threads, "1 to 1024 threads"),
-        (_, Some(context)) if !(1..=CONTEXT_MAX).contains(&context) => {
-            refuse("-c", context, "1 to 268435456 tokens")
+        (_, Some(context)) if context > CONTEXT_MAX => {
+            refuse("-c", context, "0 to 268435456 tokens")
         }
         _ => Ok(()),
     }

@@ -57,9 +57,16 @@ impl Shape {
 /// The context by which LongRoPE chooses its factors: the one that was asked for, or else a
 /// fixed one, so that neither the budget nor the request decides about bits.
 pub(super) fn context_rotated(settings: &Settings, program: &Program) -> usize {
-    let trained = program.hyperparameters.context_length;
-    let unasked = CONTEXT_DEFAULT.min(trained);
-    settings.context.unwrap_or(unasked)
+    let unasked = CONTEXT_DEFAULT.min(program.hyperparameters.context_length);
+    context_asked(settings, program).unwrap_or(unasked)
+}
+
+/// The context that was asked for, where 0 is the one that the model was trained for.
+pub(super) fn context_asked(settings: &Settings, program: &Program) -> Option<usize> {
+    match settings.context {
+        Some(0) => Some(program.hyperparameters.context_length.clamp(1, CONTEXT_MAX)),
+        asked => asked,
+    }
 }
 
 /// The longest context that the user need not ask for: the one the model was trained for, and
@@ -110,7 +117,7 @@ impl ContextRange {
         program: &Program,
         request: Option<RequestTokens>,
     ) -> Self {
-        if let Some(context) = settings.context {
+        if let Some(context) = context_asked(settings, program) {
             return Self::exactly(context);
         }
         let limit = context_limit(settings, program);

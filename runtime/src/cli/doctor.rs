@@ -15,15 +15,16 @@ use anyhow::bail;
 use clap::Args;
 use emel_kernels::{Format, Kernels};
 use emel_loader::files::OpenFiles;
-use emel_loader::gguf::{Catalog, GgufError};
+use emel_loader::gguf::Catalog;
 use emel_loader::probe::{self, Curve, Limits, Point};
 use emel_loader::reader::{Backend, registers_buffers};
+use emel_model::arch;
 use serde::Serialize;
 
 use self::machine::{Machine, filesystem_type};
 use self::verdict::Verdict;
 use super::drive::{kept_curve, streaming_reader};
-use super::{IoName, one_line, print, spinner};
+use super::{IoName, model_name, one_line, print, spinner};
 use crate::Settings;
 use crate::blueprint::Io;
 use crate::budget::{RamBudget, available_bytes, in_binary_units};
@@ -129,10 +130,9 @@ struct CurvePoint {
 pub async fn run(options: &DoctorOptions) -> anyhow::Result<()> {
     let path = &options.path;
     if let Err(error) = std::fs::metadata(path) {
-        bail!(
-            "{}: {error}; name a model, or a folder that has one",
-            path.display()
-        );
+        let advice = model_name::advice(path);
+        let advice = advice.unwrap_or("name a model, or a folder that has one".to_owned());
+        bail!("{}: {error}; {advice}", path.display());
     }
     let spinner = spinner("measuring");
     let report = Report::make(options).await;
@@ -224,7 +224,7 @@ impl Subject {
     fn find(path: &Path) -> Self {
         let found = match path.is_dir() {
             true => Self::in_folder(path),
-            false => Self::of_model(path).map_err(|error| error.to_string()),
+            false => Self::of_model(path),
         };
         found.unwrap_or_else(|problem| Self {
             problem: Some(problem),
@@ -232,8 +232,10 @@ impl Subject {
         })
     }
 
-    fn of_model(path: &Path) -> Result<Self, GgufError> {
-        let catalog = Catalog::open(path)?;
+    fn of_model(path: &Path) -> Result<Self, String> {
+        let catalog = Catalog::open(path).map_err(|error| error.to_string())?;
+        arch::check_kind(catalog.metadata())
+            .map_err(|error| format!("{}: {error}", path.display()))?;
         let matrices = catalog.tensors().iter().filter(|it| it.dims.len() > 1);
         let mut formats: Vec<Format> = matrices
             .filter_map(|it| Format::from_ggml_type(it.tensor_type.id()))
@@ -268,7 +270,7 @@ impl Subject {
                 Ok(found) if !found.formats.is_empty() => return Ok(found),
                 // A vocabulary, or a shard that is not the first.
                 Ok(_) => {}
-                Err(error) => problem = problem.or(Some(error.to_string())),
+                Err(error) => problem = problem.or(Some(error)),
             }
         }
         Err(problem.unwrap_or_else(|| {

@@ -173,13 +173,21 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
     settings.all_logits = true;
     settings.sampler = Some(SamplerOptions::default());
     let stride = options.stride.map(|stride| stride as usize);
-    let context = options.ctx_size;
     // A chunk that overlaps another is longer than the context.
-    settings.context = context.map(|context| context.saturating_add(stride.unwrap_or(0) / 2));
+    let overlap = stride.unwrap_or(0) / 2;
+    settings.context = options.ctx_size.map(|context| match context {
+        0 => 0,
+        context => context.saturating_add(overlap),
+    });
     let (blueprint, ids) = Blueprint::for_text(model, settings, prompt)?;
+    cli::note_two_bos(&blueprint.tokenizer, &ids);
     let bos = blueprint.tokenizer.bos();
     let bos = bos.filter(|_| blueprint.tokenizer.adds_bos());
-    let chunks = Chunks::new(&ids, context.unwrap_or(ids.len()), stride, bos)?;
+    let context = match options.ctx_size {
+        Some(_) => blueprint.context.saturating_sub(overlap),
+        None => ids.len(),
+    };
+    let chunks = Chunks::new(&ids, context, stride, bos)?;
     let mut named = NamedFiles::of(&blueprint);
     named.input("-f", options.source.file.as_deref());
     let logits = options

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use anyhow::bail;
 use clap::Args;
 use emel_kernels::Format;
 use emel_loader::gguf::{Array, Catalog, Metadata, Value};
@@ -42,7 +43,8 @@ pub struct InfoOptions {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// Tokens in the context [default: as many as the model and the budget allow]
+    /// Tokens in the context; 0 for as many as the model was trained for [default: as many as
+    /// the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
@@ -96,6 +98,8 @@ struct TokenizerInfo {
     pre: Option<String>,
     tokens: usize,
     special: Vec<SpecialToken>,
+    /// What is odd about the vocabulary, where the model runs.
+    warnings: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -128,12 +132,11 @@ struct PlanInfo {
     experts_of: Option<(usize, usize)>,
 }
 
-/// Prints what there is to know. A model that cannot be run is told as such, and is no
-/// error.
+/// Prints what there is to know.
 ///
 /// # Errors
 /// When the file is no GGUF file that can be read, or an option or the environment makes
-/// no sense.
+/// no sense; and, once all is printed, when the model cannot be run.
 pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     let mut catalog = Catalog::open(&options.model.model)?;
     let templates = ChatTemplates::take(catalog.metadata_mut(), SpecialTexts::default());
@@ -142,7 +145,11 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     match Blueprint::new(&options.model.model, settings) {
-        Ok(blueprint) => info.plan = Some(PlanInfo::of(&blueprint)),
+        Ok(blueprint) => {
+            let warnings = blueprint.tokenizer.warnings().iter();
+            info.tokenizer.warnings = warnings.map(ToString::to_string).collect();
+            info.plan = Some(PlanInfo::of(&blueprint));
+        }
         Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(error.to_string()),
         // The path is known here.
         Err(Error::Model { source, .. }) => info.refuse(&source),
@@ -154,7 +161,13 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     } else {
         print(&info.text()?)?;
     }
-    Ok(())
+    let path = options.model.model.display();
+    match info.problem {
+        // It names the file.
+        Some(problem) if info.supported => bail!(problem),
+        Some(problem) => bail!("{path}: {problem}"),
+        None => Ok(()),
+    }
 }
 
 impl Info {
@@ -261,6 +274,9 @@ impl Info {
                 "",
                 &format!("{:<9} {:>7}  {}", token.job, token.id, token.text),
             )?;
+        }
+        for warning in &tokenizer.warnings {
+            line("", warning)?;
         }
         match &self.chat_template {
             None => line("chat template", "none; ChatML would be used")?,
@@ -374,6 +390,7 @@ impl TokenizerInfo {
             pre: text(metadata, "tokenizer.ggml.pre"),
             tokens: tokens.map_or(0, emel_loader::gguf::StringTable::len),
             special: special.collect(),
+            warnings: Vec::new(),
         }
     }
 }

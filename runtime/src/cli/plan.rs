@@ -46,7 +46,8 @@ pub struct PlanOptions {
     #[command(flatten)]
     computing: ComputingOptions,
 
-    /// Tokens in the context [default: as many as the model and the budget allow]
+    /// Tokens in the context; 0 for as many as the model was trained for [default: as many as
+    /// the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 

@@ -22,8 +22,8 @@ const RUN_NAME: &str = "emel-run";
 /// Runs language models that may be larger than RAM, from their GGUF files, and looks into
 /// them: what they need, how they read text, how they score it.
 #[derive(Debug, Parser)]
-#[command(version, name = "emel")]
-struct Options {
+#[command(version, name = "emel", args_override_self = true)]
+pub(super) struct Options {
     #[command(subcommand)]
     command: Command,
 }
@@ -31,8 +31,8 @@ struct Options {
 /// Runs a language model that may be larger than RAM, from its GGUF file, inside a
 /// memory budget. The answer goes to standard output, everything else to standard error.
 #[derive(Debug, Parser)]
-#[command(version, name = RUN_NAME, after_long_help = EXAMPLES)]
-struct RunAlone {
+#[command(version, name = RUN_NAME, after_long_help = EXAMPLES, args_override_self = true)]
+pub(super) struct RunAlone {
     #[command(flatten)]
     options: RunOptions,
 }
@@ -61,9 +61,6 @@ enum Command {
     Replay(ReplayOptions),
 }
 
-/// The command that has no spellings of llama.cpp's: there its `-v` means something else.
-const DOCTOR: &str = "doctor";
-
 /// The whole program. Called as `emel-run`, by a link or a copy, it is `emel run`.
 pub fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
@@ -75,9 +72,6 @@ pub fn main() -> ExitCode {
             true => Command::Run(Box::new(
                 cli::parse_with_llama_spellings::<RunAlone>().options,
             )),
-            false if std::env::args_os().nth(1).is_some_and(|it| it == DOCTOR) => {
-                cli::parse::<Options>().command
-            }
             false => cli::parse_with_llama_spellings::<Options>().command,
         };
         cli::run(command.run())

@@ -49,13 +49,14 @@ pub struct RunOptions {
     #[command(flatten)]
     conversation: ConversationOptions,
 
-    /// Tokens to generate; -1 goes on until the model ends or the context is full
+    /// Tokens to generate; -1 or -2 goes on until the model ends or the context is full
     /// [default: 128, in a conversation -1]
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
     predict: Option<i64>,
 
-    /// Tokens in the context, prompt included [default: what prompt and answer need; in a
-    /// conversation as many as the model and the budget allow]
+    /// Tokens in the context, prompt included; 0 for as many as the model was trained for
+    /// [default: what prompt and answer need; in a conversation as many as the model and the
+    /// budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
@@ -95,7 +96,7 @@ pub struct RunOptions {
 /// # Errors
 /// When an option has a value that nothing works with, or the model cannot be run.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
-    let mut sampler = options.sampling.sampler()?;
+    let mut sampler = options.sampling.sampler(&options.text.escapes)?;
     options.conversation.check()?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
@@ -190,9 +191,13 @@ impl RunOptions {
             opening.insert(opened).prompt()
         };
         let (blueprint, ids) = Blueprint::for_request(model, settings, &expected, prompt)?;
-        let beginning = opening.map_or(Beginning::Prompt(ids), |opening| {
-            Beginning::Conversation(Box::new(opening))
-        });
+        let beginning = match opening {
+            Some(opening) => Beginning::Conversation(Box::new(opening)),
+            None => {
+                cli::note_two_bos(&blueprint.tokenizer, &ids);
+                Beginning::Prompt(ids)
+            }
+        };
         Ok((blueprint, beginning))
     }
 

@@ -6,6 +6,7 @@ use clap::Args;
 use emel_model::sampler::{Mirostat, SamplerError, SamplerOptions, Stage};
 use emel_model::tokenizer::Tokenizer;
 
+use super::escapes::Escapes;
 use crate::error::Error;
 
 /// How tokens are drawn.
@@ -16,9 +17,9 @@ pub struct SamplingOptions {
     #[arg(long, alias = "temperature", value_name = "X", default_value_t = 0.8)]
     pub temp: f32,
 
-    /// Sample from the K most probable tokens; 0 for all
+    /// Sample from the K most probable tokens; 0 or -1 for all
     #[arg(long, value_name = "K", default_value_t = 40)]
-    pub top_k: usize,
+    pub top_k: i64,
 
     /// Sample from the fewest tokens whose probability sums to P; 1 for all
     #[arg(long, value_name = "P", default_value_t = 0.95)]
@@ -133,18 +134,21 @@ pub struct SamplingOptions {
 pub struct Stages(Vec<Stage>);
 
 impl SamplingOptions {
-    /// The sampler's options, checked; a seed is chosen where none is given.
+    /// The sampler's options, checked; a seed is chosen where none is given. `escapes` are
+    /// those of texts.
     ///
     /// # Errors
-    /// When an option is outside of its range, by its name on the command line.
-    pub fn sampler(&self) -> Result<SamplerOptions, Error> {
+    /// When an option is outside of its range, by its name on the command line, or a text's
+    /// escapes make no characters.
+    pub fn sampler(&self, escapes: &Escapes) -> anyhow::Result<SamplerOptions> {
         let default = SamplerOptions::default();
         let stages = self.samplers.as_ref().or(self.sampling_seq.as_ref());
         let sampler = SamplerOptions {
             temperature: self.temp,
             dynatemp_range: self.dynatemp_range,
             dynatemp_exponent: self.dynatemp_exp,
-            top_k: self.top_k,
+            // 0 is all of them.
+            top_k: usize::try_from(self.top_k).unwrap_or(0),
             top_p: self.top_p,
             min_p: self.min_p,
             typical_p: self.typical,
@@ -163,7 +167,9 @@ impl SamplingOptions {
                 [] => default.dry_sequence_breakers,
                 texts => {
                     let given = texts.iter().filter(|text| *text != "none");
-                    given.map(|text| unescaped(text)).collect()
+                    given
+                        .map(|text| escapes.replace(text))
+                        .collect::<Result<_, _>>()?
                 }
             },
             mirostat: self.mirostat()?,
@@ -285,27 +291,6 @@ fn names() -> String {
     Stage::ALL.map(Stage::name).join(";")
 }
 
-/// The text with `\n`, `\r`, `\t` and `\\` as what they stand for.
-fn unescaped(text: &str) -> String {
-    let mut unescaped = String::with_capacity(text.len());
-    let mut characters = text.chars();
-    while let Some(character) = characters.next() {
-        let next = characters.as_str().chars().next();
-        let replaced = match next.filter(|_| character == '\\') {
-            Some('n') => Some('\n'),
-            Some('r') => Some('\r'),
-            Some('t') => Some('\t'),
-            Some('\\') => Some('\\'),
-            _ => None,
-        };
-        unescaped.push(replaced.unwrap_or(character));
-        if replaced.is_some() {
-            characters.next();
-        }
-    }
-    unescaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,11 +313,6 @@ mod tests {
         assert_eq!(stages_by_name("top-k; temp"), expected);
         assert!(stages_by_name("top_k,temp").is_err());
         assert!(stages_by_letter("kz").is_err());
-    }
-
-    #[test]
-    fn escapes_of_a_breaker_stand_for_characters() {
-        assert_eq!(unescaped(r"\n\t\\n\x\"), "\n\t\\n\\x\\");
     }
 
     #[test]

@@ -1,242 +1,368 @@
-//! llama.cpp's spellings of options, put into emel's, and what emel does instead of those that
-//! it has no counterpart of.
+//! The arguments of a command, with llama.cpp's spellings put into emel's: what has no effect
+//! here is left out and noted, and all that is refused is refused at once. clap does the rest.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Options that are only spelt otherwise.
-const RENAMED: [(&str, &str); 10] = [
-    ("-cnv", "--conversation"),
-    ("-no-cnv", "--no-conversation"),
-    ("-sys", "--system-prompt"),
-    ("-sysf", "--system-prompt-file"),
-    ("-st", "--single-turn"),
-    ("--n-predict", "--predict"),
-    ("--temperature", "--temp"),
-    ("--top-n-sigma", "--top-nsigma"),
-    ("--typical-p", "--typical"),
-    ("--sampler-seq", "--sampling-seq"),
-];
+use clap::{Arg, ArgAction, Command, ValueEnum};
 
-/// Options that ask for what emel does anyway.
-const ALREADY_SO: [&str; 6] = [
-    "--no-display-prompt",
-    "--no-escape",
-    "--no-warmup",
-    "--simple-io",
-    "--log-disable",
-    "--offline",
-];
+use super::KvName;
+use super::llama_flags::{self, Meaning, Row, SWITCHES, Values};
+use super::model_name;
 
-/// Options whose value may look like another option.
-const WITH_TEXT: [&str; 9] = [
-    "-p",
-    "--prompt",
-    "-f",
-    "--file",
-    "--system-prompt",
-    "--system-prompt-file",
-    "--chat-template",
-    "--dry-sequence-breaker",
-    "--session",
-];
-
-const MODEL: [&str; 2] = ["-m", "--model"];
-const KEY_TYPE: [&str; 2] = ["-ctk", "--cache-type-k"];
-const VALUE_TYPE: [&str; 2] = ["-ctv", "--cache-type-v"];
-/// What llama.cpp keeps keys and values as unless it is told.
+/// What llama.cpp keeps keys and values as by default.
 const CACHE_TYPE_DEFAULT: &str = "f16";
-const GPU_LAYERS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
 
-/// Options without a counterpart, and what to do instead.
-const WITHOUT_COUNTERPART: [(&[&str], &str); 12] = [
-    (
-        &["-b", "--batch-size", "-ub", "--ubatch-size"],
-        "emel takes as many tokens of a prompt in a pass as the budget allows, which changes no bit of the result; leave it out",
-    ),
-    (
-        &["--mlock"],
-        "emel holds its weights in memory of its own, as much as --ram-budget says; leave it out",
-    ),
-    (
-        &["--prompt-cache"],
-        "--session FILE keeps what has been computed, of the prompt and the answer",
-    ),
-    (
-        &["-fa", "--flash-attn"],
-        "there is one kind of attention, which never holds a whole row of scores for each head; leave it out",
-    ),
-    (
-        &["-tb", "--threads-batch"],
-        "-t is for prompts and answers alike",
-    ),
-    (
-        &["-hf", "--hf-repo", "-mu", "--model-url"],
-        "emel downloads nothing; fetch the file and give its path",
-    ),
-    (
-        &["-e", "--escape"],
-        "a text is taken as it is; have the shell make its line breaks, as in -p $'one\\ntwo'",
-    ),
-    (
-        &["-i", "--interactive", "-if", "--interactive-first"],
-        "-cnv holds a conversation",
-    ),
-    (&["-co", "--color"], "texts have no colours; leave it out"),
-    (
-        &["-v", "--verbose", "--log-verbose"],
-        "--stats tells what an answer costs, and --profile where its time goes",
-    ),
-    (
-        &["-r", "--reverse-prompt"],
-        "an answer ends where the model ends it, or after -n tokens; leave it out",
-    ),
-    (
-        &[
-            "--grammar",
-            "--grammar-file",
-            "-j",
-            "--json-schema",
-            "-jf",
-            "--json-schema-file",
-        ],
-        "emel has no grammars; ask for the form in the prompt",
-    ),
-];
+/// Arguments that clap takes, and what the user should know about those that were given.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Spelt {
+    pub(super) arguments: Vec<OsString>,
+    pub(super) notes: Vec<String>,
+}
 
-/// The arguments as emel spells them.
+/// The arguments as the `command`, which is built, spells them.
 ///
 /// # Errors
-/// When one of them has no counterpart: what emel does instead.
-pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
-    let mut own = Vec::with_capacity(arguments.len());
-    let mut cache = CacheTypes::default();
-    let mut arguments = arguments.into_iter();
-    own.extend(arguments.next());
-    while let Some(argument) = arguments.next() {
-        if argument == "--" {
-            own.push(argument);
-            own.extend(arguments);
+/// When some cannot be taken: all of them, with what to do instead.
+pub(super) fn in_own_terms(
+    mut command: &Command,
+    arguments: Vec<OsString>,
+) -> Result<Spelt, String> {
+    let mut words = arguments.into_iter();
+    let mut own: Vec<OsString> = words.next().into_iter().collect();
+    if command.has_subcommands() {
+        let name = words.next();
+        let called = name.as_ref().and_then(|it| command.find_subcommand(it));
+        own.extend(name);
+        let Some(called) = called else {
+            own.extend(words);
+            return Ok(Spelt {
+                arguments: own,
+                notes: Vec::new(),
+            });
+        };
+        command = called;
+    }
+    let mut reading = Reading::new(command, own);
+    while let Some(word) = words.next() {
+        if word == "--" {
+            reading.own.push(word);
+            reading.own.extend(words);
             break;
         }
-        let argument = renamed(argument);
-        let (name, value) = name_and_value(&argument);
-        let is_one_of = |names: &[&str]| names.iter().any(|known| name == OsStr::new(known));
-        // The value is in the argument, or in the next one.
-        let mut take = || match value {
-            Some(value) => Some(value.to_owned()),
-            None => arguments.next(),
-        };
-        if is_one_of(&WITH_TEXT) {
-            let text = value.is_none().then(take).flatten();
-            own.push(argument);
-            own.extend(text);
-        } else if is_one_of(&ALREADY_SO) && value.is_none() {
-            // It is so.
-        } else if is_one_of(&MODEL) {
-            // The model is the argument without a name.
-            own.extend(take());
-        } else if is_one_of(&KEY_TYPE) || is_one_of(&VALUE_TYPE) {
-            cache.at.get_or_insert(own.len());
-            let kept = match is_one_of(&KEY_TYPE) {
-                true => &mut cache.keys,
-                false => &mut cache.values,
-            };
-            *kept = Some(required(name, take(), "<TYPE>")?);
-        } else if is_one_of(&GPU_LAYERS) {
-            let layers = required(name, take(), "<N>")?;
-            if layers != "0" {
-                return Err(format!(
-                    "{} {}: emel computes on the processor; leave it out",
-                    name.display(),
-                    layers.display()
-                ));
-            }
-        } else if let Some((_, instead)) = WITHOUT_COUNTERPART
-            .iter()
-            .find(|(names, _)| is_one_of(names))
-        {
-            return Err(format!("{}: {instead}", name.display()));
-        } else {
-            own.push(argument);
+        reading.take(word, &mut words);
+    }
+    reading.finish()
+}
+
+/// The words of a command so far.
+struct Reading<'a> {
+    command: &'a Command,
+    own: Vec<OsString>,
+    /// Where options may stand: behind the program's name and the command's.
+    start: usize,
+    /// Where the model stands in `own`, if `-m` named it.
+    model: Option<usize>,
+    cache: CacheTypes,
+    seen: BTreeSet<&'a str>,
+    repeated: Vec<String>,
+    without_effect: Vec<String>,
+    refused: Vec<Refusal>,
+    /// Long options that nothing is known of: clap refuses them, with a tip.
+    unknown: Vec<String>,
+}
+
+/// Flags, and why they cannot be taken.
+struct Refusal {
+    names: Vec<String>,
+    reason: String,
+}
+
+impl<'a> Reading<'a> {
+    fn new(command: &'a Command, own: Vec<OsString>) -> Self {
+        Self {
+            command,
+            start: own.len(),
+            own,
+            model: None,
+            cache: CacheTypes::default(),
+            seen: BTreeSet::new(),
+            repeated: Vec::new(),
+            without_effect: Vec::new(),
+            refused: Vec::new(),
+            unknown: Vec::new(),
         }
     }
-    cache.insert(&mut own)?;
-    Ok(own)
+
+    /// Takes a word, and from `rest` the values that belong to it.
+    fn take(&mut self, word: OsString, rest: &mut std::vec::IntoIter<OsString>) {
+        let Some((given, value)) = flag_and_value(&word) else {
+            self.own.push(word);
+            return;
+        };
+        // Options of emel's own come first: `-o` may be one of them.
+        let (name, row) = match (own_option(self.command, &given), llama_flags::find(&given)) {
+            (None, Some(row)) => match row.meaning {
+                Meaning::Named(own) => (own.to_owned(), None),
+                _ => (given, Some(row)),
+            },
+            _ => (given, None),
+        };
+        match (own_option(self.command, &name), row) {
+            (_, Some(row)) => self.take_foreign(&name, value, row, rest),
+            (Some(option), None) => self.take_own(&name, value, option, rest),
+            (None, None) => self.take_unknown(word, name, value),
+        }
+    }
+
+    fn take_own(
+        &mut self,
+        name: &str,
+        value: Option<OsString>,
+        option: &'a Arg,
+        rest: &mut std::vec::IntoIter<OsString>,
+    ) {
+        let is_first = self.seen.insert(option.get_id().as_str());
+        if !is_first && matches!(option.get_action(), ArgAction::Set) {
+            add_once(&mut self.repeated, name);
+        }
+        let values = option.get_num_args().map_or(0, |range| range.min_values());
+        let has_value = value.is_some();
+        self.own.push(joined(name, value));
+        if !has_value {
+            // They may look like options.
+            self.own.extend(rest.take(values));
+        }
+    }
+
+    fn take_foreign(
+        &mut self,
+        name: &str,
+        value: Option<OsString>,
+        row: &Row,
+        rest: &mut std::vec::IntoIter<OsString>,
+    ) {
+        let value = match row.values {
+            Values::None => None,
+            Values::One => value.or_else(|| rest.next()),
+            Values::Two => value.or_else(|| rest.next()).and(rest.next()),
+            Values::Switch => value.or_else(|| {
+                let next = rest.as_slice().first()?.to_str()?;
+                SWITCHES.contains(&next).then(|| rest.next()).flatten()
+            }),
+        };
+        let needs_value = matches!(row.values, Values::One | Values::Two);
+        let value = value.filter(|text| !text.is_empty());
+        if needs_value && value.is_none() {
+            self.refuse(name, "a value is missing");
+            return;
+        }
+        let value = value.unwrap_or_default();
+        match row.meaning {
+            Meaning::WithoutEffect => add_once(&mut self.without_effect, name),
+            Meaning::Refused(reason) => self.refuse(name, reason),
+            Meaning::Download => {
+                let asked = value.to_string_lossy();
+                let advice = model_name::download(&asked).unwrap_or_else(|| {
+                    "emel downloads nothing; fetch the file and give its path".to_owned()
+                });
+                self.refuse(name, &advice);
+            }
+            // The model is the argument without a name.
+            Meaning::Model => match self.model {
+                Some(place) => {
+                    self.own[place] = value;
+                    add_once(&mut self.repeated, name);
+                }
+                None => {
+                    self.model = Some(self.own.len());
+                    self.own.push(value);
+                }
+            },
+            Meaning::KeyType => self.cache.keys = Some((name.to_owned(), value)),
+            Meaning::ValueType => self.cache.values = Some((name.to_owned(), value)),
+            // `take` has put it into the option's name.
+            Meaning::Named(_) => {}
+        }
+    }
+
+    fn take_unknown(&mut self, word: OsString, name: String, value: Option<OsString>) {
+        if name.starts_with("--") {
+            self.unknown.push(name.clone());
+            self.own.push(joined(&name, value));
+        } else if let Some(option) = self.option_with_number(&name, value.is_some()) {
+            let short = name[..2].to_owned();
+            if !self.seen.insert(option.get_id().as_str()) {
+                add_once(&mut self.repeated, &short);
+            }
+            self.own.push(word);
+        } else {
+            self.refuse(&name, "no such option; see --help");
+        }
+    }
+
+    /// The option of `-n128`: of one letter, with a number.
+    fn option_with_number(&self, name: &str, has_value: bool) -> Option<&'a Arg> {
+        let mut rest = name.chars().skip(2);
+        let first = rest.next()?;
+        let is_number = first.is_ascii_digit()
+            || first == '-' && rest.next().is_some_and(|digit| digit.is_ascii_digit());
+        let letter = name.get(..2).filter(|_| is_number && !has_value)?;
+        own_option(self.command, letter).filter(|option| option.get_action().takes_values())
+    }
+
+    fn refuse(&mut self, name: &str, reason: &str) {
+        let known = self.refused.iter_mut().find(|it| it.reason == reason);
+        match known {
+            Some(refusal) => add_once(&mut refusal.names, name),
+            None => self.refused.push(Refusal {
+                names: vec![name.to_owned()],
+                reason: reason.to_owned(),
+            }),
+        }
+    }
+
+    fn finish(mut self) -> Result<Spelt, String> {
+        match std::mem::take(&mut self.cache).kept() {
+            Ok(Some(kind)) => {
+                let option = ["--kv".into(), kind];
+                self.own.splice(self.start..self.start, option);
+            }
+            Ok(None) => {}
+            Err((names, reason)) => self.refuse(&names, &reason),
+        }
+        if !self.refused.is_empty() {
+            for name in std::mem::take(&mut self.unknown) {
+                self.refuse(&name, "no such option; see --help");
+            }
+            let sentences = self.refused.iter().map(|Refusal { names, reason }| {
+                let names = names.join(", ");
+                format!("{names}: {reason}")
+            });
+            return Err(sentences.collect::<Vec<_>>().join(" | "));
+        }
+        let mut notes = Vec::new();
+        if !self.without_effect.is_empty() {
+            let names = self.without_effect.join(", ");
+            notes.push(format!("without effect here: {names}"));
+        }
+        if !self.repeated.is_empty() {
+            let names = self.repeated.join(", ");
+            notes.push(format!("given more than once, the last counts: {names}"));
+        }
+        Ok(Spelt {
+            arguments: self.own,
+            notes,
+        })
+    }
 }
 
-/// The value of an option, or what clap says without one.
-fn required(name: &OsStr, value: Option<OsString>, what: &str) -> Result<OsString, String> {
-    value.filter(|value| !value.is_empty()).ok_or_else(|| {
-        let name = name.display();
-        format!("a value is required for '{name} {what}' but none was supplied")
-    })
-}
-
-/// The argument with emel's name of the option, where that is another.
-fn renamed(argument: OsString) -> OsString {
-    let (name, value) = name_and_value(&argument);
-    let Some((_, known)) = RENAMED
-        .iter()
-        .find(|(theirs, _)| name == OsStr::new(theirs))
-    else {
-        return argument;
+/// A flag's name, with `-` for `_` as in llama.cpp, and the value that stands in the same word,
+/// if one does. None if the word is no flag.
+fn flag_and_value(word: &OsStr) -> Option<(String, Option<OsString>)> {
+    let bytes = word.as_bytes();
+    let is_flag = match bytes {
+        [b'-', second, ..] => !second.is_ascii_digit() && *second != b'.',
+        _ => false,
     };
-    let mut renamed = OsString::from(known);
+    let end = bytes.iter().position(|&byte| byte == b'=');
+    let name = std::str::from_utf8(&bytes[..end.unwrap_or(bytes.len())]).ok();
+    let name = name.filter(|_| is_flag)?;
+    let value = end.map(|end| OsString::from_vec(bytes[end + 1..].to_vec()));
+    let name = match name.strip_prefix("--") {
+        Some(long) => format!("--{}", long.replace('_', "-")),
+        None => name.to_owned(),
+    };
+    Some((name, value))
+}
+
+fn joined(name: &str, value: Option<OsString>) -> OsString {
+    let mut word = OsString::from(name);
     if let Some(value) = value {
-        renamed.push("=");
-        renamed.push(value);
+        word.push("=");
+        word.push(value);
     }
-    renamed
+    word
 }
 
-/// An option's name, and the value that stands in the same argument, if one does.
-fn name_and_value(argument: &OsStr) -> (&OsStr, Option<&OsStr>) {
-    use std::os::unix::ffi::OsStrExt;
-    let bytes = argument.as_bytes();
-    let equals = bytes.iter().position(|&byte| byte == b'=');
-    match equals.filter(|_| bytes.starts_with(b"-")) {
-        Some(at) => (
-            OsStr::from_bytes(&bytes[..at]),
-            Some(OsStr::from_bytes(&bytes[at + 1..])),
-        ),
-        None => (argument, None),
+fn own_option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    command
+        .get_arguments()
+        .find(|option| match name.strip_prefix("--") {
+            Some(long) => {
+                option.get_long() == Some(long)
+                    || option
+                        .get_all_aliases()
+                        .is_some_and(|all| all.contains(&long))
+            }
+            None => option
+                .get_short()
+                .is_some_and(|short| name.chars().eq(['-', short])),
+        })
+}
+
+fn add_once(names: &mut Vec<String>, name: &str) {
+    if !names.iter().any(|known| known == name) {
+        names.push(name.to_owned());
     }
 }
 
-/// How keys and values are to be kept, and where that was said first.
+/// The flags that say how keys and values are to be kept, and what they say.
 #[derive(Default)]
 struct CacheTypes {
-    at: Option<usize>,
-    keys: Option<OsString>,
-    values: Option<OsString>,
+    keys: Option<(String, OsString)>,
+    values: Option<(String, OsString)>,
 }
 
 impl CacheTypes {
-    /// Says it in one option, where it was said.
-    fn insert(self, own: &mut Vec<OsString>) -> Result<(), String> {
-        let Some(at) = self.at else {
-            return Ok(());
+    /// The type of both, or the flags and why they cannot be taken.
+    fn kept(self) -> Result<Option<OsString>, (String, String)> {
+        let given: Vec<_> = [&self.keys, &self.values].into_iter().flatten().collect();
+        if given.is_empty() {
+            return Ok(None);
+        }
+        let shown = |(name, kind): &(String, OsString)| format!("{name} {}", kind.display());
+        let names = given.iter().map(|it| shown(it)).collect::<Vec<_>>();
+        let names = names.join(" ");
+        let known = KvName::value_variants().iter();
+        let known: Vec<String> = known
+            .filter_map(|it| Some(it.to_possible_value()?.get_name().to_owned()))
+            .collect();
+        let is_known = |(_, kind): &&(String, OsString)| known.iter().any(|it| kind == it.as_str());
+        if !given.iter().all(is_known) {
+            let reason = format!("keys and values are kept as one of {}", known.join(", "));
+            return Err((names, reason));
+        }
+        let kind = |kept: &Option<(String, OsString)>| match kept {
+            Some((_, kind)) => kind.clone(),
+            None => CACHE_TYPE_DEFAULT.into(),
         };
-        let [keys, values] =
-            [self.keys, self.values].map(|kept| kept.unwrap_or_else(|| CACHE_TYPE_DEFAULT.into()));
+        let (keys, values) = (kind(&self.keys), kind(&self.values));
         if keys != values {
-            return Err(format!(
-                "-ctk {} with -ctv {}: emel keeps keys and values alike; give both the same type, or --kv",
+            let reason = format!(
+                "keys would be {} and values {}, and emel keeps both alike; give both the same type, or --kv",
                 keys.display(),
                 values.display()
-            ));
+            );
+            return Err((names, reason));
         }
-        own.splice(at..at, ["--kv".into(), keys]);
-        Ok(())
+        Ok(Some(keys))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use super::super::program::{Options, RunAlone};
     use super::*;
 
-    fn spelt(line: &str) -> Result<String, String> {
-        let words = in_own_terms(line.split(' ').map(OsString::from).collect())?;
+    fn spelt_by(mut command: Command, line: &str) -> Result<String, String> {
+        command.build();
+        let words = line.split(' ').map(OsString::from).collect();
+        let words = in_own_terms(&command, words)?.arguments;
         let words: Vec<_> = words.iter().filter_map(|word| word.to_str()).collect();
         Ok(words.join(" "))
     }
@@ -249,21 +375,37 @@ mod tests {
                 "emel-run m --conversation --system-prompt -st --single-turn -p -cnv -- -cnv",
             ),
             ("emel-run -m a.gguf -p b", "emel-run a.gguf -p b"),
-            ("emel eval --model=a.gguf -p -m", "emel eval a.gguf -p -m"),
+            (
+                "emel-run m -i -if",
+                "emel-run m --conversation --conversation",
+            ),
             ("emel-run m -ngl 0 -n 3", "emel-run m -n 3"),
             (
-                "emel-run m --no-display-prompt --temperature 0 -p --simple-io",
+                "emel-run m --no-display-prompt --temp 0 -p --simple-io",
                 "emel-run m --temp 0 -p --simple-io",
             ),
-            ("emel-run m --n-predict 3", "emel-run m --predict 3"),
+            ("emel-run m --n_predict 3", "emel-run m --n-predict 3"),
             ("emel-run m", "emel-run m"),
-            ("emel-run -m", "emel-run"),
             (
                 "emel-run -m=a.gguf -sys=-st --n-predict=3 -p=-cnv --prompt=-m -ngl=0 x=y",
-                "emel-run a.gguf --system-prompt=-st --predict=3 -p=-cnv --prompt=-m x=y",
+                "emel-run a.gguf --system-prompt=-st --n-predict=3 -p=-cnv --prompt=-m x=y",
             ),
+            ("emel-run m -fa -n128 -fa on -t8", "emel-run m -n128 -t8"),
+            ("emel-run m -fit off -l15-1.5", "emel-run m -l15-1.5"),
         ] {
-            assert_eq!(spelt(line).unwrap(), expected);
+            let found = spelt_by(RunAlone::command(), line);
+            assert_eq!(found.as_deref(), Ok(expected));
+        }
+        for (line, expected) in [
+            ("emel eval --model=a.gguf -p -m", "emel eval a.gguf -p -m"),
+            // It is the trace here.
+            ("emel trace m -f t -o -ngl", "emel trace m -f t -o -ngl"),
+            ("emel plan m -ngl 9 -c 4", "emel plan m -c 4"),
+            ("emel explain -ngl", "emel explain -ngl"),
+            ("emel --version", "emel --version"),
+        ] {
+            let found = spelt_by(Options::command(), line);
+            assert_eq!(found.as_deref(), Ok(expected));
         }
     }
 
@@ -272,50 +414,44 @@ mod tests {
         for (line, expected) in [
             (
                 "emel eval m -ctk q8_0 -p a -ctv q8_0 -- b",
-                "emel eval m --kv q8_0 -p a -- b",
+                "emel eval --kv q8_0 m -p a -- b",
             ),
-            ("emel-run -ctv f16 m", "emel-run --kv f16 m"),
+            ("emel eval -ctv f16 m", "emel eval --kv f16 m"),
             (
-                "emel-run m --cache-type-k=f32 -ctv=f32",
-                "emel-run m --kv f32",
+                "emel eval m --cache-type-k=f32 -ctv=f32",
+                "emel eval --kv f32 m",
             ),
         ] {
-            assert_eq!(spelt(line).unwrap(), expected);
+            let found = spelt_by(Options::command(), line);
+            assert_eq!(found.as_deref(), Ok(expected));
         }
-        let refused = spelt("emel-run m -ctk q8_0").unwrap_err();
-        assert!(refused.contains("-ctk q8_0 with -ctv f16"), "{refused}");
     }
 
+    /// Every flag of llama.cpp's programs for the terminal is an option, without effect, or
+    /// refused with its own sentence, and has as many values here as there.
     #[test]
-    fn options_without_a_counterpart_say_what_is_done_instead() {
-        for (line, part) in [
-            (
-                "emel-run m -ngl 99",
-                "-ngl 99: emel computes on the processor",
-            ),
-            (
-                "emel-run m --gpu-layers=99",
-                "--gpu-layers 99: emel computes on the processor",
-            ),
-            ("emel-run m -ngl", "a value is required for '-ngl <N>'"),
-            ("emel-run m -ctk", "a value is required for '-ctk <TYPE>'"),
-            (
-                "emel-run m --gpu-layers=",
-                "a value is required for '--gpu-layers <N>'",
-            ),
-            ("emel-run m --prompt-cache f", "--session FILE"),
-            ("emel-run m --mlock", "--ram-budget"),
-        ] {
-            let refused = spelt(line).unwrap_err();
-            assert!(refused.contains(part), "{refused}");
-        }
-        for (names, instead) in WITHOUT_COUNTERPART {
-            for name in names {
-                for value in ["", " 512", "=512"] {
-                    let refused = spelt(&format!("emel-run m {name}{value}")).unwrap_err();
-                    assert_eq!(refused, format!("{name}: {instead}"));
+    fn every_flag_of_llama_cpp_is_known() {
+        let flags = include_str!("../../../tests/fixtures/llama_cli_flags.txt");
+        let mut command = RunAlone::command();
+        command.build();
+        let mut known = 0;
+        for line in flags.lines() {
+            let (values, names) = line.split_once(' ').unwrap();
+            let values = " 1".repeat(values.parse().unwrap());
+            for name in names.split(' ') {
+                known += 1;
+                let line = format!("emel-run {name}{values} -m m.gguf -p x");
+                match spelt_by(command.clone(), &line) {
+                    Ok(own) if own == "emel-run m.gguf -p x" => {}
+                    Ok(own) => {
+                        let parsed = command.clone().try_get_matches_from(own.split(' '));
+                        let kind = parsed.err().map(|error| error.kind());
+                        assert_ne!(kind, Some(ErrorKind::UnknownArgument), "{name}: {own}");
+                    }
+                    Err(refusal) => assert!(!refusal.contains("no such option"), "{refusal}"),
                 }
             }
         }
+        assert!(known > 300, "{known}");
     }
 }

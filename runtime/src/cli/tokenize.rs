@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{ArgGroup, Args};
 use emel_loader::gguf::Catalog;
+use emel_model::arch;
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
 
@@ -44,6 +45,7 @@ pub fn run(options: &TokenizeOptions) -> anyhow::Result<()> {
     let report = TokenizeReport {
         ids: tokenizer.encode(&options.text.read(None)?, EncodeOptions::PROMPT),
     };
+    cli::note_two_bos(&tokenizer, &report.ids);
     if options.json {
         cli::print(&(serde_json::to_string(&report)? + "\n"))?;
     } else {
@@ -59,5 +61,7 @@ pub fn run(options: &TokenizeOptions) -> anyhow::Result<()> {
 
 fn tokenizer(model: &Path) -> anyhow::Result<Tokenizer> {
     let mut catalog = Catalog::open(model)?;
-    Tokenizer::from_metadata(catalog.metadata_mut()).with_context(|| model.display().to_string())
+    let path = || model.display().to_string();
+    arch::check_kind(catalog.metadata()).with_context(path)?;
+    Tokenizer::from_metadata(catalog.metadata_mut()).with_context(path)
 }

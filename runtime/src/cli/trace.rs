@@ -36,8 +36,8 @@ pub struct TraceOptions {
     #[arg(short, long, value_name = "TRACE")]
     output: PathBuf,
 
-    /// Tokens after which a new context begins [default: as many as the model and the
-    /// budget allow]
+    /// Tokens after which a new context begins; 0 for as many as the model was trained for
+    /// [default: as many as the model and the budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 

@@ -54,6 +54,92 @@ fn a_text_file_is_refused() {
 }
 
 #[test]
+fn files_of_other_formats_are_named_as_what_they_are() {
+    let mut safetensors = 100u64.to_le_bytes().to_vec();
+    safetensors.extend(b"{\"weight\":{\"dtype\":\"F32\"}}");
+    safetensors.resize(500, b' ');
+    let mut imatrix = 1i32.to_le_bytes().to_vec();
+    imatrix.extend(19i32.to_le_bytes());
+    imatrix.extend(b"blk.0.attn_q.weight");
+    imatrix.extend([0; 64]);
+    for (bytes, found, advice) in [
+        (
+            &b"\n<!DOCTYPE html>\n<html>"[..],
+            "a web page",
+            "download the file itself",
+        ),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "a Git LFS pointer",
+            "git lfs pull",
+        ),
+        (&safetensors, "a safetensors file", "convert_hf_to_gguf.py"),
+        (b"PK\x03\x04\x14\0\0\0", "a ZIP archive", "PyTorch"),
+        (b"\x80\x02}q\0.", "a Python pickle", "PyTorch"),
+        (b"tjgg\x03\0\0\0", "ggml's old format", "as GGUF"),
+        (b"algg\x01\0\0\0", "a LoRA adapter", "merge it"),
+        (&imatrix, "an importance matrix", "that it was made for"),
+        (b"{\"error\":\"no access\"}", "a JSON text", ".gguf model"),
+        (b"\x1f\x8b\x08\0\0\0", "a compressed file", "unpack it"),
+        (b"Entry not found", "a download that failed", "address"),
+        (&[0; 4096], "zeros at its start", "download it again"),
+    ] {
+        bytes_refused(bytes, &[found, "expected a GGUF model; ", advice]);
+    }
+}
+
+#[test]
+fn files_that_go_with_a_model_are_named_as_what_they_are() {
+    for (key, value, found) in [
+        ("general.type", "adapter", "is a LoRA adapter"),
+        ("general.type", "imatrix", "is an importance matrix"),
+        ("general.type", "mmproj", "is a vision or audio tower"),
+        ("general.architecture", "clip", "is a vision or audio tower"),
+        (
+            "general.architecture",
+            "controlvector",
+            "is a control vector",
+        ),
+    ] {
+        let model = Model::llama()
+            .without("tokenizer.ggml.model")
+            .with(key, Field::string(value));
+        let folder = TempDir::new().unwrap();
+        let path = model.write(&folder);
+        let expected = ["model.gguf: ", found, "expected a language model; "];
+        refused(&path, &expected);
+        refusal(emel("tokenize", &path, words("-p hi")), 1, &expected);
+    }
+}
+
+#[test]
+fn names_of_models_give_the_command_that_downloads_them() {
+    let hugging_face = [
+        "No such file",
+        "hf download unsloth/Qwen3-GGUF --include \"*Q6_K*\" --local-dir .",
+    ];
+    for name in [
+        "unsloth/Qwen3-GGUF:Q6_K",
+        "hf.co/unsloth/Qwen3-GGUF:Q6_K",
+        "https://huggingface.co/unsloth/Qwen3-GGUF:Q6_K",
+    ] {
+        let message = refusal(emel_run(Path::new(name), words("-p a")), 1, &hugging_face);
+        for subcommand in ["plan", "info", "doctor"] {
+            let output = emel(subcommand, Path::new(name), [""; 0]);
+            refusal(output, 1, &hugging_face);
+        }
+        assert!(!message.contains("ollama"), "{message}");
+    }
+    let ollama = ["ollama show --modelfile", "~/.ollama/models/blobs"];
+    let output = emel_run(Path::new("llama3.2:3b"), words("-p a"));
+    refusal(output, 1, &ollama);
+    let mut run = command("emel-run");
+    run.args(words("-hf unsloth/Qwen3-GGUF:Q6_K -p a"));
+    let output = run.output().unwrap();
+    refusal(output, 2, &["-hf: emel downloads nothing", hugging_face[1]]);
+}
+
+#[test]
 fn a_file_is_refused_wherever_its_header_ends() {
     let whole = fs::read(llama()).unwrap();
     for length in [3, 4, 7, 15, 24, 30, 100, 1000, 5000, 15_000] {
@@ -396,10 +482,12 @@ fn shards_that_do_not_belong_together_are_refused() {
 #[test]
 fn what_is_no_regular_file_is_refused() {
     let folder = TempDir::new().unwrap();
-    refused(
-        folder.path(),
-        &["is a directory", "expected a regular file"],
-    );
+    refused(folder.path(), &["is a directory", "holds no .gguf file"]);
+    for name in ["b.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    let models = "pass the path of a model in it: a-00001-of-00002.gguf, b.gguf";
+    refused(folder.path(), &["is a directory", models]);
     let fifo = folder.path().join("fifo.gguf");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     refused(&fifo, &["is a FIFO", "expected a regular file"]);

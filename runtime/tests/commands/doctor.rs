@@ -6,9 +6,11 @@ use std::path::Path;
 
 use emel_loader::files::filesystem_id;
 use emel_tests::fixtures::{SMOLLM2, real_model};
+use emel_tests::gguf_writer::Field;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::model::Model;
 use crate::{command, emel, llama, result, words};
 
 #[track_caller]
@@ -42,6 +44,25 @@ fn the_machine_is_described_whatever_the_path() {
         assert!(["ring", "uring", "pread"].contains(&found["reader"].as_str().unwrap()));
         // The cache folder of these tests cannot be made.
         assert_eq!(found["kept_in"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn what_is_no_model_is_an_error_and_the_machine_is_described() {
+    let folder = TempDir::new().unwrap();
+    let text = folder.path().join("text.gguf");
+    fs::write(&text, "no model").unwrap();
+    let adapter = Model::llama().with("general.type", Field::string("adapter"));
+    let adapter = adapter.write(&folder);
+    for (path, expected) in [(text, "not a GGUF file"), (adapter, "is a LoRA adapter")] {
+        let output = emel("doctor", &path, ["--json"]);
+        assert_eq!(output.status.code(), Some(1));
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(expected), "{message}");
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let told = found["drive"]["problem"].as_str().unwrap();
+        assert!(told.contains(expected), "{told}");
+        assert!(found["machine"]["processors"].as_u64() > Some(0));
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, gemma, llama, refusal, result, words};
+use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
 
 #[track_caller]
 fn info(model: &std::path::Path) -> Value {
@@ -29,6 +29,17 @@ fn described(output: std::process::Output) -> String {
 
 fn unbroken(text: &str) -> String {
     text.replace("\n              ", " ")
+}
+
+/// As [`info`], of a model that does not run, which the status and a line say too.
+#[track_caller]
+fn info_of_refused(model: &std::path::Path, arguments: &str) -> (String, String) {
+    let output = emel("info", model, words(arguments));
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.starts_with("error: ") && message.lines().count() == 1);
+    let text = String::from_utf8(output.stdout).unwrap();
+    (unbroken(&text), message)
 }
 
 #[test]
@@ -125,8 +136,13 @@ fn what_is_not_used_of_a_file_is_listed() {
 #[test]
 fn a_model_that_does_not_run_is_described_and_told_why() {
     let folder = TempDir::new().unwrap();
-    let other = Model::llama().with("general.architecture", Field::string("mamba"));
-    let found = info(&other.write(&folder));
+    let json = |model: &Model| {
+        let (found, message) = info_of_refused(&model.write(&folder), "--json");
+        let found: Value = serde_json::from_str(&found).unwrap();
+        assert!(message.contains(found["problem"].as_str().unwrap()));
+        found
+    };
+    let found = json(&Model::llama().with("general.architecture", Field::string("mamba")));
     assert_eq!(found["supported"], false);
     let problem = found["problem"].as_str().unwrap();
     assert!(
@@ -134,18 +150,17 @@ fn a_model_that_does_not_run_is_described_and_told_why() {
         "{problem}"
     );
     assert!(found["supported_architectures"].as_array().unwrap().len() >= 4);
-    let text = result(emel("info", &folder.path().join("model.gguf"), words("")));
+    let (text, message) = info_of_refused(&folder.path().join("model.gguf"), "");
     assert!(text.contains("runs          no\n"), "{text}");
-    let incomplete = Model::llama().without_tensor("output_norm.weight");
-    let found = info(&incomplete.write(&folder));
+    assert!(message.contains("model.gguf: architecture `mamba`"));
+    let found = json(&Model::llama().without_tensor("output_norm.weight"));
     assert!(
         found["problem"]
             .as_str()
             .unwrap()
             .contains("output_norm.weight")
     );
-    let unreadable = Model::llama().with("tokenizer.ggml.model", Field::string("abacus"));
-    let found = info(&unreadable.write(&folder));
+    let found = json(&Model::llama().with("tokenizer.ggml.model", Field::string("abacus")));
     assert!(found["problem"].as_str().unwrap().contains("abacus"));
 }
 
@@ -178,6 +193,19 @@ fn the_template_that_a_conversation_gets_is_shown() {
 }
 
 #[test]
+fn a_missing_pre_tokenizer_is_told() {
+    let folder = TempDir::new().unwrap();
+    let path = Model::llama().without("tokenizer.ggml.pre").write(&folder);
+    let expected = "`tokenizer.ggml.pre` is missing, `default` is used: expect worse answers";
+    let text = result(emel("info", &path, words("--ram-budget 64M")));
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(info(&path)["tokenizer"]["warnings"][0], expected);
+    let output = emel_run(&path, words("-p hello -n 1"));
+    let notes = String::from_utf8(output.stderr).unwrap();
+    assert!(notes.contains(expected), "{notes}");
+}
+
+#[test]
 fn a_bad_environment_is_not_the_models_fault() {
     let mut run = command("emel");
     run.arg("info").arg(llama()).env("EMEL_KERNELS", "bogus");
@@ -185,8 +213,9 @@ fn a_bad_environment_is_not_the_models_fault() {
 }
 
 #[test]
-fn a_budget_that_is_too_small_is_told_and_no_error() {
-    let text = result(emel("info", &llama(), words("--ram-budget 1M")));
+fn a_model_that_does_not_run_within_the_budget_is_described_and_told_why() {
+    let (text, message) = info_of_refused(&llama(), "--ram-budget 1M");
+    assert!(message.contains("the smallest that works is"), "{message}");
     assert!(
         text.contains("runs          not within this budget\n"),
         "{text}"
@@ -202,7 +231,8 @@ fn what_is_no_model_is_refused() {
     let file = std::path::Path::new(file!()).file_name().unwrap();
     let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/commands");
     refusal(emel("info", &here.join(file), words("")), 1, &["GGUF"]);
-    refusal(emel("info", &llama(), words("-t 0")), 2, &["-t is 0"]);
+    let output = emel("info", &llama(), words("-t 2000"));
+    refusal(output, 2, &["-t is 2000"]);
 }
 
 #[test]

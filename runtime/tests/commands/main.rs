@@ -13,6 +13,7 @@ mod doctor;
 mod eval;
 mod info;
 mod limits;
+mod llama_flags;
 mod lossy;
 mod model;
 mod outputs;
