@@ -5,7 +5,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 
 use emel_loader::probe::Curve;
@@ -31,8 +30,6 @@ use crate::stream::TokenStream;
 
 /// Requests that may wait for their turn before [`Engine::generate`] waits itself.
 const QUEUE_LENGTH: usize = 16;
-/// Tokens that the engine may be ahead of a slow reader of its stream.
-const STREAM_LENGTH: usize = 16;
 
 /// A loaded model. Clones share it.
 #[derive(Clone)]
@@ -123,18 +120,16 @@ impl Engine {
         let tokens = description.tokenizer.vocabulary_size();
         check_biases(&request.sampler, tokens, description.vocabulary)?;
         let ids = self.prompt_ids(request.prompt)?;
-        let (events, stream) = mpsc::channel(STREAM_LENGTH);
-        let stops = Arc::new(AtomicBool::new(false));
+        let (events, stream) = TokenStream::new(ids.len(), Arc::clone(&self.shared));
         self.submit(Job::Generate(Generation {
             ids,
             max_tokens: request.max_tokens,
             sampler: request.sampler,
             ignore_eos: request.ignore_eos,
             events,
-            stops: Arc::clone(&stops),
         }))
         .await?;
-        Ok(TokenStream::new(stream, stops, Arc::clone(&self.shared)))
+        Ok(stream)
     }
 
     /// Computes the logits of every position of `ids` and hands each row, `[vocabulary]`

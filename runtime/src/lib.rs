@@ -56,6 +56,6 @@ pub use experts::prefetch::Prefetch;
 pub use live_budget::NoticeListener;
 pub use request::{Prompt, Request, TextLimit};
 pub use session::SessionError;
-pub use stream::{Token, TokenStream};
+pub use stream::{PromptProgress, StreamEvent, Token, TokenStream};
 pub use token_text::TokenText;
 pub use usage::{ExpertUsage, ExpertWait, LossyUsage, PrefetchUsage, Spent, Usage};

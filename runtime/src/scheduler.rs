@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -30,8 +29,11 @@ use crate::job::{Evaluation, Generation, Job, SessionTask, Tracing};
 use crate::live_budget::{LiveBudget, POLL_INTERVAL};
 use crate::meter::{self, Counts, FixedUsage, Meter};
 use crate::session::{Identity, SessionError, SessionKind};
-use crate::stream::{Event, Token};
+use crate::stream::{Dropped, Event, EventSender, Token};
 use crate::usage::Usage;
+
+/// Between two reports of a prompt's progress within a pass.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Builds the engine, says so through `started`, and serves jobs until none can come.
 pub(crate) fn run(
@@ -241,6 +243,12 @@ impl From<Error> for Interruption {
     }
 }
 
+impl From<Dropped> for Interruption {
+    fn from(_: Dropped) -> Self {
+        Self::Cancelled
+    }
+}
+
 impl From<PassEnd> for Interruption {
     fn from(end: PassEnd) -> Self {
         match end {
@@ -328,16 +336,14 @@ impl Scheduler {
             sampler,
             ignore_eos,
             events,
-            stops,
         } = generation;
         let seed = sampler.seed;
         let mut sampler = self.sampler(sampler)?;
         let meter = Meter::start(self);
-        let is_cancelled = || events.is_closed();
-        let stops = || stops.load(Ordering::Acquire);
+        let is_cancelled = || events.is_cancelled();
         let resumed = self.generator.state_mut().resume(&ids);
-        send(&events, Event::Resumed(resumed)).await?;
-        let computed = self.prefill(&ids, resumed, &is_cancelled, &stops).await?;
+        events.resumed(resumed);
+        let computed = self.prefill(&ids, resumed, &events).await?;
         let prefill = meter.started.elapsed();
 
         self.timed(|_| ids.iter().for_each(|&id| sampler.accept(id)));
@@ -348,7 +354,7 @@ impl Scheduler {
         let mut generated = 0;
         let mut passes = 0;
         // The logits are there once the whole prompt has been computed.
-        while computed == ids.len() && generated < limit && !stops() {
+        while computed == ids.len() && generated < limit && !events.stops() {
             let id = self.timed(|generator| {
                 let id = sampler.sample(generator.logits(0));
                 sampler.accept(id);
@@ -362,7 +368,7 @@ impl Scheduler {
                 decode = Meter::start(self);
             }
             let text = detokenizer.push(&self.tokenizer, id).into();
-            send(&events, Event::Token(Token { id, text })).await?;
+            events.send(Event::Token(Token { id, text })).await?;
             if generated < limit {
                 let position = ids.len() + generated - 1;
                 let batch = Batch {
@@ -437,16 +443,16 @@ impl Scheduler {
 
     /// Runs the prompt from `position` on through the model, chunk by chunk; the logits
     /// of its last token are then there. Returns how many of its tokens have been computed,
-    /// which are all unless it `stops`.
+    /// which are all unless the request is to stop.
     async fn prefill(
         &mut self,
         ids: &[u32],
         mut position: usize,
-        is_cancelled: &dyn Fn() -> bool,
-        stops: &dyn Fn() -> bool,
+        events: &EventSender,
     ) -> Result<usize, PassEnd> {
+        let is_cancelled = || events.is_cancelled();
         for tokens in ids[position..].chunks(self.chunk) {
-            if stops() {
+            if events.stops() {
                 break;
             }
             let left = ids.len() - position - tokens.len();
@@ -460,8 +466,18 @@ impl Scheduler {
             } else {
                 Pass::Full
             };
-            self.generator.pass(batch, next, is_cancelled).await?;
+            let mut reported = Instant::now();
+            let on_step = &mut |steps: usize, of_steps: usize| {
+                if reported.elapsed() >= PROGRESS_INTERVAL {
+                    events.computed(position + tokens.len() * steps / of_steps);
+                    reported = Instant::now();
+                }
+            };
+            self.generator
+                .prefill(batch, next, &is_cancelled, on_step)
+                .await?;
             position += tokens.len();
+            events.computed(position);
         }
         Ok(position)
     }
@@ -532,11 +548,4 @@ impl Scheduler {
         drop(on_routing);
         let _ = finished.send(outcome);
     }
-}
-
-async fn send(events: &mpsc::Sender<Event>, event: Event) -> Result<(), Interruption> {
-    events
-        .send(event)
-        .await
-        .map_err(|_| Interruption::Cancelled)
 }

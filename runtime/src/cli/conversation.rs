@@ -224,6 +224,7 @@ impl Talk {
         let mut ending = None;
         let stopped = loop {
             match interrupts.or_next(&mut stream).await {
+                Event::Prompt(_) => {}
                 Event::Token(token) => {
                     waiting.finish_and_clear();
                     print(&token.text)?;

@@ -256,13 +256,11 @@ async fn print_answer(
     loop {
         let event = match &mut interrupts {
             Some(interrupts) => interrupts.or_next(stream).await,
-            None => match stream.next().await {
-                Some(Ok(token)) => Event::Token(token),
-                Some(Err(error)) => Event::Failed(error),
-                None => Event::Over,
-            },
+            None => Event::of(stream.next_event().await),
         };
-        spinner.finish_and_clear();
+        if !matches!(event, Event::Prompt(_)) {
+            spinner.finish_and_clear();
+        }
         if let Some((path, tokens)) = restored.take()
             && let Some(resumed) = stream.resumed_tokens()
             && resumed < tokens
@@ -273,6 +271,7 @@ async fn print_answer(
             ));
         }
         match event {
+            Event::Prompt(_) => {}
             Event::Token(token) => {
                 if printed.is_ok() {
                     printed = cli::print(&token.text).map_err(anyhow::Error::from);
