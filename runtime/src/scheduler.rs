@@ -28,6 +28,7 @@ use crate::generator::{Generator, PassEnd};
 use crate::job::{Evaluation, Generation, Job, SessionTask, Tracing};
 use crate::live_budget::{LiveBudget, POLL_INTERVAL};
 use crate::meter::{self, Counts, FixedUsage, Meter};
+use crate::notice::Notice;
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Dropped, Event, EventSender, Token};
 use crate::usage::Usage;
@@ -35,9 +36,9 @@ use crate::usage::Usage;
 /// Between two reports of a prompt's progress within a pass.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Builds the engine, says so through `started`, and serves jobs until none can come.
+/// Plans and builds the engine, says so through `started`, and serves jobs until none can come.
 pub(crate) fn run(
-    mut blueprint: Blueprint,
+    plan: impl FnOnce() -> Result<Blueprint, Error>,
     progress: impl FnMut(u64, u64),
     mut started: oneshot::Sender<Result<Description, Error>>,
     jobs: mpsc::Receiver<Job>,
@@ -49,8 +50,14 @@ pub(crate) fn run(
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            let message = error.to_string();
-            let _ = started.send(Err(Error::Thread { message }));
+            let _ = started.send(Err(Error::thread(&error)));
+            return;
+        }
+    };
+    let mut blueprint = match plan() {
+        Ok(blueprint) => blueprint,
+        Err(error) => {
+            let _ = started.send(Err(error));
             return;
         }
     };
@@ -80,7 +87,14 @@ async fn build(
 ) -> Result<(Scheduler, Description), Error> {
     let total = blueprint.plan.pinned_bytes();
     let mut on_bytes = |bytes| progress(bytes, total);
+    let listener = std::mem::take(&mut blueprint.listener);
     let mut notices = std::mem::take(&mut blueprint.notices);
+    // Before anything is loaded, which may fail for what they say.
+    notices.iter().for_each(|notice| listener.tell(notice));
+    let mut on_notice = |notice| {
+        listener.tell(&notice);
+        notices.push(notice);
+    };
     let candidates = candidates(blueprint);
     blueprint.check_memory()?;
     let with_buffers = candidates[0].needs_buffers();
@@ -95,21 +109,18 @@ async fn build(
         io_reason,
         fallback,
     } = load(blueprint, &files, candidates, &mut on_bytes).await?;
-    notices.extend(fallback);
-    let heat = HeatFile::new(blueprint, &mut generator, &mut notices);
+    fallback.into_iter().for_each(&mut on_notice);
+    let heat = HeatFile::new(blueprint, &listener, &mut generator, &mut on_notice);
+    if backend.needs_buffers() && !files.all_direct() {
+        on_notice(Notice::NoDirectIo);
+    }
     generator.follow(LiveBudget::new(
         &blueprint.plan,
         generator.weights(),
         MemoryWatch::own(),
         blueprint.settings.ram_budget == RamBudget::Automatic,
-        std::mem::take(&mut blueprint.listener),
+        listener.clone(),
     ));
-    if backend.needs_buffers() && !files.all_direct() {
-        notices.push(
-            "the filesystem refuses O_DIRECT; reads go through the page cache and are dropped from it"
-                .to_owned(),
-        );
-    }
     let tokenizer = Arc::clone(&blueprint.tokenizer);
     let description = Description {
         tokenizer: Arc::clone(&tokenizer),
@@ -154,7 +165,7 @@ struct Loaded {
     backend: Backend,
     io_reason: String,
     /// What the system said to a faster reader, and what to do about it.
-    fallback: Option<String>,
+    fallback: Option<Notice>,
 }
 
 /// Loads through the first of `candidates` that the system does not refuse.
@@ -177,10 +188,10 @@ async fn load(
     };
     let refusal = refused.last().map(ToString::to_string);
     let io_reason = blueprint.settings.io.reason(backend, refusal.as_deref());
-    let fallback = refused.last().map(|error| {
-        let name = backend.name();
-        let remedy = candidates[refused.len() - 1].remedy(error);
-        format!("reading with {name}, because {io_reason}: {remedy}")
+    let fallback = refused.last().map(|error| Notice::SlowerReader {
+        backend: backend.name(),
+        reason: io_reason.clone(),
+        remedy: candidates[refused.len() - 1].remedy(error),
     });
     match (built, fallback) {
         (Ok(generator), fallback) => Ok(Loaded {
@@ -191,7 +202,7 @@ async fn load(
         }),
         (Err(source), Some(notice)) => Err(Error::Fallback {
             source: Box::new(source),
-            notice,
+            notice: Box::new(notice),
         }),
         (Err(source), None) => Err(source),
     }

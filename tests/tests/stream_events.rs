@@ -1,14 +1,19 @@
-//! What a caller sees of a request before its first token.
+//! What a caller sees while a model is opened and a prompt is read, and on which thread.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use emel::blueprint::Blueprint;
-use emel::{Engine, PromptProgress, RamBudget, Request, StreamEvent};
+use emel::chat::{CHATML, ChatTemplate, Conversation, SpecialTexts};
+use emel::{Backend, Engine, Error, Io, Notice, Prompt, PromptProgress, RamBudget, Request};
+use emel::{Setting, StreamEvent};
 use emel_loader::gguf::Extent;
 use emel_loader::reader::Faults;
 use emel_tests::fixtures::fixture;
@@ -116,5 +121,73 @@ fn a_reader_that_is_late_gets_the_latest_progress_and_every_token() {
             ids.push(token.unwrap().id);
         }
         assert_eq!(ids, expected);
+    });
+}
+
+/// What a future comes to that is not ready when it is first polled, because its work is done
+/// on another thread.
+async fn elsewhere<T>(work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    let is_ready = poll_fn(|context| Poll::Ready(work.as_mut().poll(context).is_ready())).await;
+    assert!(!is_ready, "it was done on the caller's thread");
+    work.await
+}
+
+#[test]
+fn a_builder_reports_what_is_loaded_and_what_the_user_should_know() {
+    let model = fixture("arch/llama-untied.gguf");
+    let trained = Blueprint::new(&model, settings(1 << 30, 64)).unwrap();
+    let context = trained.program.hyperparameters.context_length + 1;
+    let notices: Arc<Mutex<Vec<Notice>>> = Arc::default();
+    let loaded: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
+    let (told, seen) = (Arc::clone(&notices), Arc::clone(&loaded));
+    let engine = block_on(
+        Engine::builder()
+            .ram_budget(RamBudget::Bytes(1 << 30))
+            .context(context)
+            .io(Io::Only(Backend::Pread))
+            .on_notice(move |notice| told.lock().unwrap().push(notice.clone()))
+            .on_progress(move |bytes, total| seen.lock().unwrap().push((bytes, total)))
+            .open(&model),
+    );
+    let engine = engine.unwrap();
+    let notices = std::mem::take(&mut *notices.lock().unwrap());
+    assert_eq!(notices, engine.description().notices);
+    let long = |notice: &Notice| matches!(notice, Notice::ContextUntrained { .. });
+    assert!(notices.iter().any(long), "{notices:?}");
+    let loaded = std::mem::take(&mut *loaded.lock().unwrap());
+    let total = trained.plan.pinned_bytes();
+    assert!(loaded.is_sorted() && loaded.iter().all(|it| it.1 == total));
+    assert_eq!(loaded.last(), Some(&(total, total)));
+}
+
+#[test]
+fn the_callers_thread_neither_plans_nor_tokenises_nor_renders() {
+    let model = fixture("arch/llama.gguf");
+    let builder = || Engine::builder().ram_budget(RamBudget::Bytes(1 << 30));
+    block_on(async {
+        let refused = elsewhere(builder().threads(0).open(&model)).await;
+        let refused = refused.err().unwrap();
+        let setting = |error: &Error| match error {
+            Error::Setting { setting, .. } => Some(*setting),
+            _ => None,
+        };
+        assert_eq!(setting(&refused), Some(Setting::Threads));
+        assert_eq!(
+            refused.to_string(),
+            "threads is 0, expected 1 to 1024 threads"
+        );
+        let engine = elsewhere(builder().context(100_000).open(&model))
+            .await
+            .unwrap();
+        let text = "hello ".repeat(50_000);
+        let refused = elsewhere(engine.generate(Request::new(text))).await;
+        assert!(matches!(refused.err(), Some(Error::PromptTooLong { .. })));
+        let template = ChatTemplate::new(CHATML, SpecialTexts::default()).unwrap();
+        let mut conversation = Conversation::default();
+        conversation.push("user", "Hello");
+        let rendered = elsewhere(engine.render(Arc::new(template), conversation)).await;
+        let expected = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(rendered.unwrap(), Prompt::Rendered(expected.to_owned()));
     });
 }

@@ -7,7 +7,7 @@ use emel_model::routing::LossyRouting;
 use emel_model::sampler::SamplerOptions;
 
 use crate::budget::RamBudget;
-use crate::error::Error;
+use crate::error::{Error, Setting};
 use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
 
@@ -114,8 +114,10 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
         })
     };
     match (settings.threads, settings.context) {
-        (threads @ (0 | 1025..), _) => refuse("-t", threads, "1 to 1024 threads"),
-        (_, Some(context @ (0 | 0x1000_0001..))) => refuse("-c", context, "1 to 268435456 tokens"),
+        (threads @ (0 | 1025..), _) => refuse(Setting::Threads, threads, "1 to 1024 threads"),
+        (_, Some(context @ (0 | 0x1000_0001..))) => {
+            refuse(Setting::Context, context, "1 to 268435456 tokens")
+        }
         _ => Ok(()),
     }
 }

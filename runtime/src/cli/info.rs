@@ -9,6 +9,7 @@ use emel_model::arch;
 use emel_model::chat::{ChatTemplates, SpecialTexts};
 use serde::Serialize;
 
+use super::remedies::in_options;
 use super::{ModelOptions, one_line, print};
 use crate::blueprint::Blueprint;
 use crate::budget::in_binary_units;
@@ -128,7 +129,7 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     settings.context = options.ctx_size;
     match Blueprint::new(&options.model.model, settings) {
         Ok(blueprint) => info.plan = Some(PlanInfo::of(&blueprint)),
-        Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(error.to_string()),
+        Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(in_options(&error)),
         // The path is known here.
         Err(Error::Model { source, .. }) => info.refuse(&source),
         Err(Error::Tokenizer { source, .. }) => info.refuse(&source),

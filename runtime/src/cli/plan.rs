@@ -6,6 +6,7 @@ use clap::Args;
 use emel_loader::plan::{Plan, ROW_SLOTS, held_bytes};
 use serde::Serialize;
 
+use super::remedies::notice_in_options;
 use super::{ModelOptions, drive};
 use crate::blueprint::Blueprint;
 use crate::budget::in_binary_units;
@@ -77,7 +78,8 @@ pub fn run(options: &PlanOptions) -> anyhow::Result<()> {
     settings.context = options.ctx_size;
     settings.sampler = Some(SamplerOptions::default());
     let blueprint = Blueprint::new(&options.model.model, settings)?;
-    blueprint.notices.iter().for_each(|text| cli::notice(text));
+    let notices = blueprint.notices.iter().map(notice_in_options);
+    notices.for_each(|text| cli::notice(&text));
     let report = plan_report(&blueprint);
     if options.json {
         cli::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
