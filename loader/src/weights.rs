@@ -47,7 +47,7 @@ const SPARE_SLOTS: usize = 4;
 #[non_exhaustive]
 pub enum WeightsError {
     /// The kernel refused the memory.
-    #[error("cannot map {bytes} bytes of memory: {source}; lower --ram-budget")]
+    #[error("cannot map {bytes} bytes of memory: {source}; lower the RAM budget")]
     Memory {
         /// Bytes asked for.
         bytes: u64,
@@ -55,7 +55,7 @@ pub enum WeightsError {
         source: io::Error,
     },
     /// The reader cannot be started.
-    #[error("cannot start the {} reader: {source}; {}, or use another --io", backend.name(), backend.remedy(source))]
+    #[error("cannot start the {} reader: {source}; {}, or use another reader", backend.name(), backend.remedy(source))]
     Reader {
         /// The reader.
         backend: Backend,

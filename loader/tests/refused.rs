@@ -79,7 +79,14 @@ fn answer(model: &Path) -> (Vec<Vec<f32>>, Backend, Vec<String>) {
         auto.all_logits = true;
         let engine = open(model, auto).await.unwrap();
         let description = engine.description();
-        (description.backend, description.notices.clone())
+        (
+            description.backend,
+            description
+                .notices
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+        )
     });
     (logits(model, auto, &IDS).unwrap(), backend, notices)
 }

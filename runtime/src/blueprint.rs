@@ -40,8 +40,8 @@ use crate::budget::available_bytes;
 use crate::error::Error;
 use crate::experts::MixtureShape;
 use crate::experts::heat::{self, Heat};
-use crate::live_budget::NoticeListener;
 use crate::lossy;
+use crate::notice::{Notice, NoticeListener};
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
 use crate::session::{self, Identity, SessionKind};
 
@@ -73,10 +73,10 @@ pub struct Blueprint {
     /// The settings it was made for.
     pub settings: Settings,
     /// What the user should know: choices made for them, unusual files.
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
     /// What tells the model from others, once a session has been checked.
     pub(crate) identity: OnceLock<u64>,
-    /// Who is told when pinned weights are given back or taken again.
+    /// Gets every notice, those of the blueprint included, on the engine's thread.
     pub listener: NoticeListener,
     /// What will be recorded, if the settings ask for it.
     pub trace: Option<Arc<Trace>>,

@@ -33,7 +33,7 @@ pub enum BudgetError {
         found: String,
     },
     /// The machine does not say how much memory it has.
-    #[error("cannot find out how much memory is available: {message}; pass --ram-budget")]
+    #[error("cannot find out how much memory is available: {message}; set a RAM budget")]
     Unknown {
         /// What the system said.
         message: String,

@@ -17,41 +17,43 @@ pub mod output;
 pub mod plan;
 pub mod profile;
 pub mod program;
+pub mod progress;
+pub mod remedies;
 pub mod render;
 pub mod replay;
 pub mod run;
 pub mod sampling;
 mod spelling;
+pub mod statistics;
 pub mod template;
 pub mod tokenize;
 pub mod trace;
+mod units;
 
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::future::Future;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, ValueEnum};
 use emel_model::tokenizer::Tokenizer;
 use escapes::Escapes;
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::HumanBytes;
 use interrupt::EndSignal;
 use nix::sys::resource::{Resource, getrlimit};
+use progress::LoadingBar;
+pub use progress::spinner;
+use remedies::{in_options, limit_in_options, notice_in_options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::{RamBudget, in_binary_units};
-use crate::error::Error;
 use crate::{Backend, Engine, KvType, NoticeListener, TextLimit, Usage};
-
-/// Work that takes longer shows its progress.
-const QUIET_TIME: Duration = Duration::from_secs(1);
 
 /// More text than any context holds. Someone who passes a model as the text should
 /// not have all of it read into memory.
@@ -252,7 +254,10 @@ pub fn read_text(path: &Path, limit: Option<&TextLimit>) -> anyhow::Result<Strin
     };
     if bytes.len() > bytes_max {
         match limit {
-            Some(limit) => bail!("{name}: over {bytes_max} bytes of text, and {limit}"),
+            Some(limit) => {
+                let limit = limit_in_options(limit);
+                bail!("{name}: over {bytes_max} bytes of text, and {limit}")
+            }
             None => bail!(
                 "{name}: over {} of text, expected less; is it the right file?",
                 in_binary_units(TEXT_BYTES_MAX as u64)
@@ -329,7 +334,6 @@ pub fn print(text: &str) -> Result<(), OutputError> {
 /// # Errors
 /// As [`Engine::start`].
 pub async fn start(mut blueprint: Blueprint) -> anyhow::Result<Engine> {
-    blueprint.listener = NoticeListener::new(notice);
     if blueprint.settings.ram_budget == RamBudget::Automatic {
         notice(&format!(
             "RAM budget {}, 85% of what is available; --ram-budget sets it",
@@ -338,64 +342,20 @@ pub async fn start(mut blueprint: Blueprint) -> anyhow::Result<Engine> {
     }
     blueprint.check_memory()?;
     drive::measure_new(&mut blueprint).await;
-    // Before the start, which may fail for what they say.
-    let told = blueprint.notices.clone();
-    told.iter().for_each(|text| notice(text));
-    let bar = bar("loading");
+    let bar = LoadingBar::start();
     let shown = bar.clone();
-    let started = Engine::start(blueprint, move |bytes, total| {
-        shown.set_length(total);
-        shown.set_position(bytes);
-    })
-    .await;
-    // Before the error or the notices are written.
-    bar.finish_and_clear();
-    let engine = started?;
-    for text in engine.description().notices.iter().skip(told.len()) {
-        notice(text);
-    }
-    Ok(engine)
-}
-
-/// A progress bar in bytes on standard error, which appears after a second.
-fn bar(what: &'static str) -> ProgressBar {
-    let bar = hidden_bar();
-    if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes}") {
-        bar.set_style(style);
-    }
-    bar.set_message(what);
-    show_later(&bar);
-    bar
-}
-
-/// A spinner on standard error, which appears after a second.
-pub fn spinner(what: &'static str) -> ProgressBar {
-    let bar = hidden_bar();
-    bar.set_style(ProgressStyle::default_spinner());
-    bar.set_message(what);
-    show_later(&bar);
-    bar
-}
-
-/// Clears itself when it is dropped, as it is when an error ends the work.
-fn hidden_bar() -> ProgressBar {
-    ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
-        .with_finish(ProgressFinish::AndClear)
-}
-
-fn show_later(bar: &ProgressBar) {
-    if !io::stderr().is_terminal() {
-        return;
-    }
-    let bar = bar.downgrade();
-    let started = Instant::now();
-    std::thread::spawn(move || {
-        std::thread::sleep(QUIET_TIME.saturating_sub(started.elapsed()));
-        if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-            bar.enable_steady_tick(Duration::from_millis(100));
-        }
+    blueprint.listener = NoticeListener::new(move |found| {
+        shown.suspend(|| notice(&notice_in_options(found)));
     });
+    let shown = bar.clone();
+    let on_progress = move |bytes, total| shown.update(bytes, total);
+    let started = Engine::start(blueprint, on_progress).await;
+    // Before the error is written.
+    match &started {
+        Ok(_) => bar.finish(),
+        Err(_) => bar.clear(),
+    }
+    Ok(started?)
 }
 
 /// Says so if an answer ended because the context was full.
@@ -538,9 +498,9 @@ pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
             if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
                 return interrupted.signal.exit_status().into();
             }
-            match error.downcast_ref::<Error>() {
-                Some(Error::Setting { .. } | Error::Sampler(_)) => EXIT_USAGE.into(),
-                _ => ExitCode::FAILURE,
+            match remedies::is_usage_error(&error) {
+                true => EXIT_USAGE.into(),
+                false => ExitCode::FAILURE,
             }
         }
     }
@@ -566,7 +526,7 @@ pub fn failure(outcome: &anyhow::Result<()>) -> Option<String> {
 /// An error with its causes, and what helps. Many of ours quote their cause already.
 fn message(error: &anyhow::Error) -> String {
     let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
+    for cause in error.chain().map(in_options) {
         if !text.contains(&cause) {
             let separator = if text.is_empty() { "" } else { ": " };
             text = text + separator + &cause;

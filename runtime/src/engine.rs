@@ -5,13 +5,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 
 use emel_loader::probe::Curve;
 use emel_loader::reader::Backend;
 #[cfg(feature = "chat")]
-use emel_model::chat::ChatTemplates;
+use emel_model::chat::{ChatTemplate, ChatTemplates, Conversation};
 use emel_model::kv_cache::KvType;
 use emel_model::routing::LossyRouting;
 use emel_model::routing_log::RoutingLog;
@@ -25,14 +24,13 @@ use crate::error::Error;
 use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
 use crate::job::{Evaluation, Generation, Job, SessionJob, SessionTask, Tracing};
+use crate::notice::{Notice, NoticeListener};
 use crate::request::{Prompt, PromptLimits, Request, TextLimit, check_biases};
 use crate::scheduler;
 use crate::stream::TokenStream;
 
 /// Requests that may wait for their turn before [`Engine::generate`] waits itself.
 const QUEUE_LENGTH: usize = 16;
-/// Tokens that the engine may be ahead of a slow reader of its stream.
-const STREAM_LENGTH: usize = 16;
 
 /// A loaded model. Clones share it.
 #[derive(Clone)]
@@ -65,15 +63,20 @@ pub struct Description {
     /// Whether what is learnt about experts is written to a file when the engine ends.
     pub keeps_heat: bool,
     /// What the user should know: choices made for them, fallbacks, unusual files.
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
 }
 
 /// Builds an [`Engine`].
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 #[must_use]
 pub struct Builder {
     settings: Settings,
+    listener: NoticeListener,
+    on_progress: Option<OnProgress>,
 }
+
+/// Gets how many bytes of pinned weights are in memory, of how many.
+type OnProgress = Box<dyn FnMut(u64, u64) + Send>;
 
 impl Engine {
     /// A builder with the default settings.
@@ -81,8 +84,9 @@ impl Engine {
         Builder::default()
     }
 
-    /// Starts an engine on a blueprint; `progress` is told how many bytes of pinned
-    /// weights are in memory, of how many. Loading stops when the future is dropped.
+    /// Starts an engine on a blueprint; `progress` gets how many bytes of pinned weights are
+    /// in memory, of how many, on the engine's thread. Loading stops when the future is
+    /// dropped.
     ///
     /// # Errors
     /// When memory, threads or the reader are refused, the model's files have changed
@@ -92,14 +96,21 @@ impl Engine {
         blueprint: Blueprint,
         progress: impl FnMut(u64, u64) + Send + 'static,
     ) -> Result<Self, Error> {
+        Self::launch(|| Ok(blueprint), progress).await
+    }
+
+    /// Starts an engine's thread, which does all of the work, planning included: the caller's
+    /// thread may be an executor's.
+    async fn launch(
+        plan: impl FnOnce() -> Result<Blueprint, Error> + Send + 'static,
+        progress: impl FnMut(u64, u64) + Send + 'static,
+    ) -> Result<Self, Error> {
         let (jobs, job_queue) = mpsc::channel(QUEUE_LENGTH);
         let (started, start) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("emel-engine".to_owned())
-            .spawn(move || scheduler::run(blueprint, progress, started, job_queue))
-            .map_err(|error| Error::Thread {
-                message: error.to_string(),
-            })?;
+            .spawn(move || scheduler::run(plan, progress, started, job_queue))
+            .map_err(|error| Error::thread(&error))?;
         let description = start.await.map_err(|_| Error::Stopped)??;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -122,19 +133,33 @@ impl Engine {
         let description = self.description();
         let tokens = description.tokenizer.vocabulary_size();
         check_biases(&request.sampler, tokens, description.vocabulary)?;
-        let ids = self.prompt_ids(request.prompt)?;
-        let (events, stream) = mpsc::channel(STREAM_LENGTH);
-        let stops = Arc::new(AtomicBool::new(false));
+        let ids = self.prompt_ids(request.prompt).await?;
+        let (events, stream) = TokenStream::new(ids.len(), Arc::clone(&self.shared));
         self.submit(Job::Generate(Generation {
             ids,
             max_tokens: request.max_tokens,
             sampler: request.sampler,
             ignore_eos: request.ignore_eos,
             events,
-            stops: Arc::clone(&stops),
         }))
         .await?;
-        Ok(TokenStream::new(stream, stops, Arc::clone(&self.shared)))
+        Ok(stream)
+    }
+
+    /// The prompt that a conversation becomes, rendered on a thread of its own: the caller's may
+    /// be an executor's, and a template may take seconds.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation, or takes too much work, time or memory.
+    #[cfg(feature = "chat")]
+    pub async fn render(
+        &self,
+        template: Arc<ChatTemplate>,
+        conversation: Conversation,
+    ) -> Result<Prompt, Error> {
+        let render = move || template.render(&conversation);
+        let text = on_a_thread("emel-render", render).await??;
+        Ok(Prompt::Rendered(text))
     }
 
     /// Computes the logits of every position of `ids` and hands each row, `[vocabulary]`
@@ -148,7 +173,7 @@ impl Engine {
         ids: Vec<u32>,
         on_logits: impl FnMut(usize, &[f32]) + Send + 'static,
     ) -> Result<(), Error> {
-        let ids = self.prompt_ids(Prompt::Tokens(ids))?;
+        let ids = self.prompt_ids(Prompt::Tokens(ids)).await?;
         let (finished, outcome) = oneshot::channel();
         self.submit(Job::Evaluate(Evaluation {
             ids,
@@ -170,7 +195,7 @@ impl Engine {
         ids: Vec<u32>,
         on_routing: impl FnMut(usize, usize, &RoutingLog) + Send + 'static,
     ) -> Result<(), Error> {
-        let ids = self.prompt_ids(Prompt::Tokens(ids))?;
+        let ids = self.prompt_ids(Prompt::Tokens(ids)).await?;
         let (finished, outcome) = oneshot::channel();
         self.submit(Job::Trace(Tracing {
             ids,
@@ -225,15 +250,37 @@ impl Engine {
         jobs.send(job).await.map_err(|_| Error::Stopped)
     }
 
-    fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
+    /// The checked ids of a prompt. A text may be megabytes long and is tokenised on a thread
+    /// of its own: the caller's may be an executor's, and the engine's may have hours to go.
+    async fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
         let description = self.description();
         let limits = PromptLimits {
             context: description.context,
             vocabulary: description.vocabulary,
             text: description.text_limit,
         };
-        prompt.ids(&description.tokenizer, &limits)
+        let tokenizer = Arc::clone(&description.tokenizer);
+        if let Prompt::Tokens(_) = &prompt {
+            return prompt.ids(&tokenizer, &limits);
+        }
+        on_a_thread("emel-tokenize", move || prompt.ids(&tokenizer, &limits)).await?
     }
+}
+
+/// Does `work` on a thread of its own.
+///
+/// # Errors
+/// When the thread cannot be started.
+async fn on_a_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let (finished, outcome) = oneshot::channel();
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || drop(finished.send(work())))
+        .map_err(|error| Error::thread(&error))?;
+    outcome.await.map_err(|_| Error::Stopped)
 }
 
 impl Drop for Shared {
@@ -319,13 +366,40 @@ impl Builder {
         self
     }
 
-    /// Opens a GGUF file (of shards, the first), plans, and loads what is pinned.
+    /// Has `on_notice` called, on the engine's thread, with what the user should know though
+    /// nothing has failed: while the model is opened, and as long as the engine runs. Those of
+    /// the opening are in [`Description::notices`], too.
+    pub fn on_notice(mut self, on_notice: impl FnMut(&Notice) + Send + 'static) -> Self {
+        self.listener = NoticeListener::new(on_notice);
+        self
+    }
+
+    /// Has `on_progress` called, on the engine's thread, with the bytes of weights that have
+    /// been brought into memory to stay there, and how many that will be.
+    pub fn on_progress(mut self, on_progress: impl FnMut(u64, u64) + Send + 'static) -> Self {
+        self.on_progress = Some(Box::new(on_progress));
+        self
+    }
+
+    /// Opens a GGUF file (of shards, the first), plans, and loads what is pinned. All of it is
+    /// done on the engine's own thread; it stops when the future is dropped.
     ///
     /// # Errors
     /// When the file is broken, the model not supported, the budget too small, or
     /// something is refused by the system.
     pub async fn open(self, path: impl AsRef<Path>) -> Result<Engine, Error> {
-        let blueprint = Blueprint::new(path.as_ref(), self.settings)?;
-        Engine::start(blueprint, |_, _| {}).await
+        let path = path.as_ref().to_owned();
+        let Self {
+            settings,
+            listener,
+            on_progress,
+        } = self;
+        let plan = move || {
+            let mut blueprint = Blueprint::new(&path, settings)?;
+            blueprint.listener = listener;
+            Ok(blueprint)
+        };
+        let on_progress = on_progress.unwrap_or_else(|| Box::new(|_, _| {}));
+        Engine::launch(plan, on_progress).await
     }
 }

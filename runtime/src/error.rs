@@ -1,6 +1,8 @@
 //! What can go wrong between a path and a token. Every message is one line that names
 //! the file, what was found, what was expected and what to do.
 
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use emel_loader::files::OpenError;
@@ -8,12 +10,15 @@ use emel_loader::gguf::GgufError;
 use emel_loader::probe::ProbeError;
 use emel_loader::reader::ReadError;
 use emel_loader::weights::WeightsError;
+#[cfg(feature = "chat")]
+use emel_model::chat::ChatError;
 use emel_model::error::ModelError;
 use emel_model::forward::ForwardError;
 use emel_model::sampler::SamplerError;
 use emel_model::tokenizer::TokenizerError;
 
 use crate::budget::{BudgetError, in_binary_units};
+use crate::notice::Notice;
 use crate::request::TextLimit;
 use crate::session::SessionError;
 
@@ -54,7 +59,7 @@ pub enum Error {
     Budget(#[from] BudgetError),
     /// The budget cannot hold the model at this context length.
     #[error(
-        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise --ram-budget or {instead}{}{}",
+        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise the budget or {instead}{}{}",
         path.display(),
         in_mebibytes(*budget_bytes),
         needed_bytes.div_ceil(1 << 20),
@@ -73,15 +78,15 @@ pub enum Error {
         /// The longest context that the budget holds; 0 if it holds none.
         context_held: usize,
         /// What the user can do instead of raising the budget.
-        instead: &'static str,
+        instead: Instead,
         /// What of the smallest budget a profile takes.
         profile_bytes: u64,
     },
     /// A setting that no model works with.
     #[error("{setting} is {found}, expected {expected}")]
     Setting {
-        /// Its name, as the command spells it.
-        setting: &'static str,
+        /// Which one.
+        setting: Setting,
         /// What it was.
         found: String,
         /// What would be right.
@@ -114,7 +119,7 @@ pub enum Error {
         /// Why it failed in the end.
         source: Box<Error>,
         /// What had been tried, and why it was of no use.
-        notice: String,
+        notice: Box<Notice>,
     },
     /// The drive cannot be measured.
     #[error(transparent)]
@@ -122,6 +127,10 @@ pub enum Error {
     /// A read failed during a request. The engine serves the next one.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// A conversation does not become a prompt.
+    #[cfg(feature = "chat")]
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     /// The sampler's options make no sense.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
@@ -138,15 +147,15 @@ pub enum Error {
     /// The forward pass cannot be made ready.
     #[error(transparent)]
     Forward(#[from] ForwardError),
-    /// The engine's own thread cannot be started.
-    #[error("cannot start the engine's thread: {message}; raise the limit (ulimit -u, TasksMax)")]
+    /// A thread of the engine cannot be started.
+    #[error("cannot start a thread: {message}; raise the limit (ulimit -u, TasksMax)")]
     Thread {
         /// What the system said.
         message: String,
     },
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {prompt} tokens and the context holds {context}; shorten it or raise -c"
+        "the prompt has {prompt} tokens and the context holds {context}; shorten it or raise the context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -186,11 +195,74 @@ pub enum Error {
     Stopped,
 }
 
+/// A setting of [`Settings`](crate::Settings) or of a request's
+/// [`SamplerOptions`](crate::SamplerOptions), shown by its name there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Setting {
+    /// [`Settings::threads`](crate::Settings::threads).
+    Threads,
+    /// [`Settings::context`](crate::Settings::context).
+    Context,
+    /// [`Settings::prefetch`](crate::Settings::prefetch).
+    Prefetch,
+    /// [`LossyRouting::cache_routing`](crate::LossyRouting::cache_routing).
+    CacheRouting,
+    /// [`LossyRouting::expert_budget`](crate::LossyRouting::expert_budget).
+    ExpertBudget,
+    /// [`SamplerOptions::logit_bias`](crate::SamplerOptions::logit_bias).
+    LogitBias,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Threads => "threads",
+            Self::Context => "context",
+            Self::Prefetch => "prefetch",
+            Self::CacheRouting => "cache_routing",
+            Self::ExpertBudget => "expert_budget",
+            Self::LogitBias => "logit_bias",
+        })
+    }
+}
+
+/// What helps where a budget is too small and cannot be raised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Instead {
+    /// No context would fit.
+    SmallerModel,
+    /// The context is as long as the text that is scored; chunks of it need less.
+    Chunks,
+    /// The context is as long as the prompt makes it.
+    ShorterPrompt,
+    /// The context was chosen, or is the shortest that is useful.
+    ShorterContext,
+}
+
+impl fmt::Display for Instead {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::SmallerModel => "choose a smaller model",
+            Self::Chunks => "score the text in chunks of a lower context",
+            Self::ShorterPrompt => "shorten the prompt",
+            Self::ShorterContext => "lower the context",
+        })
+    }
+}
+
 impl Error {
     pub(crate) fn session(path: &Path, source: SessionError) -> Self {
         Self::Session {
             path: path.to_owned(),
             source,
+        }
+    }
+
+    pub(crate) fn thread(error: &io::Error) -> Self {
+        Self::Thread {
+            message: error.to_string(),
         }
     }
 
@@ -208,11 +280,11 @@ fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
     let available = in_binary_units(available_bytes);
     if planned_bytes <= available_bytes {
         return format!(
-            "the system refuses the {planned} that the plan takes, though {available} of memory are available; raise the limit of the address space (ulimit -v, vm.overcommit_memory), or lower -c or --ram-budget"
+            "the system refuses the {planned} that the plan takes, though {available} of memory are available; raise the limit of the address space (ulimit -v, vm.overcommit_memory), or lower the context or the budget"
         );
     }
     format!(
-        "the plan takes {planned} and {available} of memory are available; lower -c or --ram-budget"
+        "the plan takes {planned} and {available} of memory are available; lower the context or the budget"
     )
 }
 
@@ -227,7 +299,7 @@ fn held(budget_bytes: u64, context: usize) -> String {
 fn without_profile(profile_bytes: u64) -> String {
     match profile_bytes {
         0 => String::new(),
-        bytes => format!("; leaving out --profile would free {bytes} bytes"),
+        bytes => format!("; leaving out the profile would free {bytes} bytes"),
     }
 }
 

@@ -47,6 +47,9 @@ pub enum PassEnd {
     Failed(ReadError),
 }
 
+/// Gets how many steps of a pass are done, of how many.
+pub(crate) type OnStep<'a> = dyn FnMut(usize, usize) + 'a;
+
 /// What a pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -149,7 +152,23 @@ impl Generator {
         next: Pass,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), PassEnd> {
-        self.pass_of(Phase::Prefill, batch, next, is_cancelled)
+        self.prefill(batch, next, is_cancelled, &mut |_, _| {})
+            .await
+    }
+
+    /// As [`Generator::pass`]; before every step, `on_step` gets how many steps are done, of how
+    /// many.
+    ///
+    /// # Errors
+    /// As [`Generator::pass`].
+    pub(crate) async fn prefill(
+        &mut self,
+        batch: Batch<'_>,
+        next: Pass,
+        is_cancelled: &dyn Fn() -> bool,
+        on_step: &mut OnStep<'_>,
+    ) -> Result<(), PassEnd> {
+        self.pass_of(Phase::Prefill, batch, next, is_cancelled, on_step)
             .await
     }
 
@@ -163,7 +182,8 @@ impl Generator {
         batch: Batch<'_>,
         is_cancelled: &dyn Fn() -> bool,
     ) -> Result<(), PassEnd> {
-        self.pass_of(Phase::Decode, batch, Pass::Full, is_cancelled)
+        let on_step = &mut |_, _| {};
+        self.pass_of(Phase::Decode, batch, Pass::Full, is_cancelled, on_step)
             .await
     }
 
@@ -173,6 +193,7 @@ impl Generator {
         batch: Batch<'_>,
         next: Pass,
         is_cancelled: &dyn Fn() -> bool,
+        on_step: &mut OnStep<'_>,
     ) -> Result<(), PassEnd> {
         if is_cancelled() {
             return Err(PassEnd::Cancelled);
@@ -180,7 +201,7 @@ impl Generator {
         self.follow_budget();
         let started = Instant::now();
         self.check_files()?;
-        let mut outcome = self.run(phase, batch, next, is_cancelled).await;
+        let mut outcome = self.run(phase, batch, next, is_cancelled, on_step).await;
         if outcome.is_ok() {
             // All that was read until now was the model that was planned for.
             outcome = self.check_files();
@@ -271,6 +292,7 @@ impl Generator {
         batch: Batch<'_>,
         next: Pass,
         is_cancelled: &dyn Fn() -> bool,
+        on_step: &mut OnStep<'_>,
     ) -> Result<(), PassEnd> {
         let Self {
             weights,
@@ -314,6 +336,7 @@ impl Generator {
             if is_cancelled() {
                 return Err(PassEnd::Cancelled);
             }
+            on_step(steps.len() - rest.len(), steps.len());
             if let Some(group) = step.experts {
                 let outcome = experts.run(group, weights, forward, &mut computed).await;
                 outcome.map_err(PassEnd::Failed)?;

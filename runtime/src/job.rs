@@ -1,15 +1,13 @@
 //! What the engine's thread is given to do, checked before.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use emel_model::routing_log::RoutingLog;
 use emel_model::sampler::SamplerOptions;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::error::Error;
-use crate::stream::Event;
+use crate::stream::EventSender;
 
 /// Something for the engine's thread to do.
 pub(crate) enum Job {
@@ -25,9 +23,7 @@ pub(crate) struct Generation {
     pub(crate) max_tokens: usize,
     pub(crate) sampler: SamplerOptions,
     pub(crate) ignore_eos: bool,
-    pub(crate) events: mpsc::Sender<Event>,
-    /// Whether it is to end after the pass that runs.
-    pub(crate) stops: Arc<AtomicBool>,
+    pub(crate) events: EventSender,
 }
 
 /// Takes a position and its row of logits.

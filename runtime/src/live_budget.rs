@@ -6,7 +6,6 @@
 
 use std::cmp::Ordering;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use emel_loader::plan::Plan;
@@ -14,6 +13,7 @@ use emel_loader::weights::Weights;
 use emel_systemd::MemoryWatch;
 
 use crate::budget::in_binary_units;
+use crate::notice::{Notice, NoticeListener};
 
 /// Between two looks at the limits.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -33,34 +33,53 @@ const PRESSURE_LOW: f32 = 1.0;
 /// Steps in which weights go for pressure.
 const PRESSURE_STEPS: u64 = 8;
 
-type OnNotice = dyn FnMut(&str) + Send;
-
-/// Whoever is told, in a line each, that weights are given back or taken again, or that
-/// what was learnt cannot be kept.
-#[derive(Default, Clone)]
-pub struct NoticeListener(Option<Arc<Mutex<OnNotice>>>);
-
-impl NoticeListener {
-    /// Has `listener` called on the engine's thread.
-    pub fn new(listener: impl FnMut(&str) + Send + 'static) -> Self {
-        Self(Some(Arc::new(Mutex::new(listener))))
-    }
-
-    pub(crate) fn tell(&self, line: &str) {
-        if let Some(listener) = &self.0 {
-            let mut listener = listener.lock().unwrap_or_else(PoisonError::into_inner);
-            listener(line);
-        }
-    }
+/// What weights are given back or taken again, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightsChange {
+    /// Bytes of weights that could be given back and were in memory before.
+    pub before_bytes: u64,
+    /// Bytes of them that are in memory from now on.
+    pub kept_bytes: u64,
+    /// The memory limit that this is due to; none if it is pressure, or memory that is free
+    /// again.
+    pub limit_bytes: Option<u64>,
+    /// Bytes by which the limit is too low, though all has been given back that can be.
+    pub excess_bytes: u64,
+    /// Bytes of the plan that cannot be given back.
+    pub fixed_bytes: u64,
 }
 
-impl fmt::Debug for NoticeListener {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.0 {
-            Some(_) => "NoticeListener(Some)",
-            None => "NoticeListener(None)",
-        };
-        formatter.write_str(name)
+impl fmt::Display for WeightsChange {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = in_binary_units;
+        let changed = size(self.before_bytes.abs_diff(self.kept_bytes));
+        match (self.kept_bytes.cmp(&self.before_bytes), self.kept_bytes) {
+            (Ordering::Equal, _) => {}
+            (Ordering::Greater, _) => write!(out, "takes again {changed} of weights: ")?,
+            (Ordering::Less, 0) => {
+                write!(out, "gave back {changed} of weights, all that can be: ")?;
+            }
+            (Ordering::Less, kept) => write!(
+                out,
+                "gave back {changed} of weights, {} more can be: ",
+                size(kept)
+            )?,
+        }
+        match (self.kept_bytes > self.before_bytes, self.limit_bytes) {
+            (true, _) => out.write_str("memory allows it")?,
+            (false, Some(limit)) => write!(out, "the memory limit is now {}", size(limit))?,
+            (false, None) => out.write_str("memory is under pressure")?,
+        }
+        if self.excess_bytes > 0 {
+            write!(
+                out,
+                ", {} too little for what is left: set it to {} at least, or start again with a \
+                 smaller budget or context",
+                size(self.excess_bytes),
+                size(self.fixed_bytes)
+            )?;
+        }
+        Ok(())
     }
 }
 
@@ -107,7 +126,8 @@ impl LiveBudget {
         let lost_percent = pressure.flatten().map(|pressure| pressure.full_percent);
         let before = self.policy.kept_bytes;
         let decision = self.policy.decide(self.watch.limit(), lost_percent, now)?;
-        self.listener.tell(&self.policy.line(before));
+        let change = self.policy.change(before);
+        self.listener.tell(&Notice::Weights(change));
         decision.kept_bytes
     }
 }
@@ -202,38 +222,15 @@ impl Policy {
         }
     }
 
-    /// What to say after a change.
-    fn line(&self, before: u64) -> String {
-        let size = in_binary_units;
-        let changed = size(before.abs_diff(self.kept_bytes));
-        let did = match (self.kept_bytes.cmp(&before), self.kept_bytes) {
-            (Ordering::Equal, _) => String::new(),
-            (Ordering::Greater, _) => format!("takes again {changed} of weights: "),
-            (Ordering::Less, 0) => format!("gave back {changed} of weights, all that can be: "),
-            (Ordering::Less, kept) => {
-                format!(
-                    "gave back {changed} of weights, {} more can be: ",
-                    size(kept)
-                )
-            }
-        };
-        let why = match (self.kept_bytes > before, self.limit) {
-            (true, _) => "memory allows it".to_owned(),
-            (false, Some(limit)) => format!("the memory limit is now {}", size(limit)),
-            (false, None) => "memory is under pressure".to_owned(),
-        };
-        let rest = match self.excess_bytes {
-            0 => String::new(),
-            bytes => {
-                let left = size(self.planned_bytes - self.releasable_bytes);
-                format!(
-                    ", {} too little for what is left: set it to {left} at least, or start again \
-                     with a smaller --ram-budget or -c",
-                    size(bytes)
-                )
-            }
-        };
-        format!("{did}{why}{rest}")
+    /// What has changed.
+    fn change(&self, before_bytes: u64) -> WeightsChange {
+        WeightsChange {
+            before_bytes,
+            kept_bytes: self.kept_bytes,
+            limit_bytes: self.limit,
+            excess_bytes: self.excess_bytes,
+            fixed_bytes: self.planned_bytes.saturating_sub(self.releasable_bytes),
+        }
     }
 }
 
@@ -263,7 +260,7 @@ mod tests {
             Some(50 * MIB)
         );
         assert_eq!(
-            policy.line(80 * MIB),
+            policy.change(80 * MIB).to_string(),
             "gave back 30.0 MiB of weights, 50.0 MiB more can be: the memory limit is now 70.0 MiB"
         );
         assert_eq!(kept(policy.decide(Some(70 * MIB), None, now)), None);
@@ -274,10 +271,10 @@ mod tests {
         // Less than everything else needs: nothing more can be given.
         assert_eq!(kept(policy.decide(Some(MIB), None, now)), Some(0));
         assert_eq!(
-            policy.line(40 * MIB),
+            policy.change(40 * MIB).to_string(),
             "gave back 40.0 MiB of weights, all that can be: the memory limit is now 1.0 MiB, \
              19.0 MiB too little for what is left: set it to 20.0 MiB at least, or start again \
-             with a smaller --ram-budget or -c"
+             with a smaller budget or context"
         );
     }
 
@@ -286,15 +283,15 @@ mod tests {
         let (mut policy, now) = policy(false);
         assert_eq!(kept(policy.decide(Some(20 * MIB), None, now)), Some(0));
         assert_eq!(
-            policy.line(80 * MIB),
+            policy.change(80 * MIB).to_string(),
             "gave back 80.0 MiB of weights, all that can be: the memory limit is now 20.0 MiB"
         );
         let decision = policy.decide(Some(15 * MIB), None, now);
         assert_eq!(decision, Some(Decision { kept_bytes: None }));
         assert_eq!(
-            policy.line(0),
+            policy.change(0).to_string(),
             "the memory limit is now 15.0 MiB, 5.0 MiB too little for what is left: set it to \
-             20.0 MiB at least, or start again with a smaller --ram-budget or -c"
+             20.0 MiB at least, or start again with a smaller budget or context"
         );
         assert_eq!(policy.decide(Some(15 * MIB), None, now), None);
         assert_eq!(policy.decide(Some(18 * MIB), None, now), None);
@@ -314,7 +311,7 @@ mod tests {
             Some(70 * MIB)
         );
         assert_eq!(
-            policy.line(30 * MIB),
+            policy.change(30 * MIB).to_string(),
             "takes again 40.0 MiB of weights: memory allows it"
         );
         let later = later + TAKE_INTERVAL;
@@ -335,7 +332,12 @@ mod tests {
                 kept(policy.decide(None, Some(50.0), now)),
                 Some(10 * left * MIB)
             );
-            assert!(policy.line(80 * MIB).ends_with("memory is under pressure"));
+            assert!(
+                policy
+                    .change(80 * MIB)
+                    .to_string()
+                    .ends_with("memory is under pressure")
+            );
             assert_eq!(kept(policy.decide(None, Some(50.0), now)), None);
         }
         now += PRESSURE_INTERVAL;

@@ -5,12 +5,10 @@ use emel_model::program::Program;
 use emel_model::routing::{CacheRouting, LossyRouting};
 
 use crate::blueprint::Settings;
-use crate::error::Error;
+use crate::error::{Error, Setting};
 use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
-
-const CACHE_ROUTING: &str = "--lossy-cache-routing";
-const EXPERT_BUDGET: &str = "--lossy-expert-budget";
+use crate::notice::{LossyEffect, Notice};
 
 /// Whether the model can do what the rules say.
 ///
@@ -27,8 +25,8 @@ pub(crate) fn check(lossy: &LossyRouting, program: &Program) -> Result<(), Error
     let (experts, used) = program.routing_max();
     if program.routers.is_empty() && lossy.is_on() {
         let setting = match lossy.cache_routing {
-            Some(_) => CACHE_ROUTING,
-            None => EXPERT_BUDGET,
+            Some(_) => Setting::CacheRouting,
+            None => Setting::ExpertBudget,
         };
         return refuse(
             setting,
@@ -42,20 +40,20 @@ pub(crate) fn check(lossy: &LossyRouting, program: &Program) -> Result<(), Error
         let expected = format!(
             "1 to {used} kept, as a token goes to {used} experts, and {used} to {experts} to choose from"
         );
-        return refuse(CACHE_ROUTING, format!("{kept},{among}"), expected);
+        return refuse(Setting::CacheRouting, format!("{kept},{among}"), expected);
     }
     let Some(budget) = lossy.expert_budget else {
         return Ok(());
     };
     if !(1..=used).contains(&budget) {
         let expected = format!("1 to the {used} experts that a token goes to");
-        return refuse(EXPERT_BUDGET, budget.to_string(), expected);
+        return refuse(Setting::ExpertBudget, budget.to_string(), expected);
     }
     match lossy.cache_routing {
         Some(CacheRouting { kept, .. }) if kept > budget => refuse(
-            EXPERT_BUDGET,
+            Setting::ExpertBudget,
             budget.to_string(),
-            format!("at least the {kept} experts that {CACHE_ROUTING} keeps, wherever they are"),
+            format!("at least the {kept} experts that cache routing keeps, wherever they are"),
         ),
         _ => Ok(()),
     }
@@ -72,10 +70,10 @@ pub(crate) fn settle(settings: &mut Settings) -> Result<(), Error> {
     }
     if !matches!(settings.prefetch, Prefetch::Auto | Prefetch::Off) {
         return Err(Error::Setting {
-            setting: "--prefetch",
+            setting: Setting::Prefetch,
             found: settings.prefetch.name().to_owned(),
             expected:
-                "off or auto with a lossy option: the answer would depend on the drive's speed"
+                "off or auto with lossy routing: the answer would depend on the drive's speed"
                     .to_owned(),
         });
     }
@@ -84,29 +82,14 @@ pub(crate) fn settle(settings: &mut Settings) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the user is told when a model starts with such rules.
-pub(crate) fn notice(lossy: &LossyRouting, plan: &Plan) -> Option<String> {
-    let rules = rules(lossy)?;
+/// What the user should know when a model starts with such rules.
+pub(crate) fn notice(lossy: LossyRouting, plan: &Plan) -> Option<Notice> {
     let effect = if plan.expert_slots.is_some() {
-        "changes the answers of the model while it decodes, and by how much depends on the budget"
+        LossyEffect::ChangesAnswers
     } else if plan.spare_expert_slots.is_some() {
-        "changes nothing here as long as all experts stay in memory, as they do until it becomes scarce"
+        LossyEffect::NoneYet
     } else {
-        "changes nothing here, because all experts stay in memory"
+        LossyEffect::None
     };
-    Some(format!("LOSSY: {rules} {effect}"))
-}
-
-/// The rules as the command spells them, if any is on.
-fn rules(lossy: &LossyRouting) -> Option<String> {
-    let cache_routing = lossy
-        .cache_routing
-        .map(|rule| format!("{CACHE_ROUTING} {},{}", rule.kept, rule.among));
-    let budget = lossy
-        .expert_budget
-        .map(|experts| format!("{EXPERT_BUDGET} {experts}"));
-    match (cache_routing, budget) {
-        (Some(first), Some(second)) => Some(format!("{first} with {second}")),
-        (first, second) => first.or(second),
-    }
+    lossy.is_on().then_some(Notice::Lossy { lossy, effect })
 }

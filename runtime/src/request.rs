@@ -6,7 +6,7 @@ use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::budget::in_binary_units;
-use crate::error::Error;
+use crate::error::{Error, Setting};
 
 /// The text, or the token ids, to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub(crate) fn check_biases(
 ) -> Result<(), Error> {
     let refuse = |found, expected| {
         Err(Error::Setting {
-            setting: "--logit-bias (-l)",
+            setting: Setting::LogitBias,
             found,
             expected,
         })
@@ -147,6 +147,11 @@ impl TextLimit {
         }
     }
 
+    /// Whether it is the budget that limits it; else it is the context.
+    pub fn is_of_budget(&self) -> bool {
+        matches!(self.reason, Reason::Budget(_))
+    }
+
     /// Bytes of the longest text.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -169,11 +174,11 @@ impl fmt::Display for TextLimit {
         match self.reason {
             Reason::Context(context) => write!(
                 formatter,
-                "the {context} tokens of the context hold {bytes} at most; shorten it or raise -c"
+                "the {context} tokens of the context hold {bytes} at most; shorten it or raise the context"
             ),
             Reason::Budget(budget_bytes) => write!(
                 formatter,
-                "{bytes} at most can be tokenised in a RAM budget of {}; shorten it or raise --ram-budget",
+                "{bytes} at most can be tokenised in a RAM budget of {}; shorten it or raise the budget",
                 in_binary_units(budget_bytes)
             ),
         }
@@ -268,8 +273,8 @@ mod tests {
         let error = refusal(limit(5, 6, 1 << 30), 31);
         assert!(error.contains("31 bytes and the 5 tokens of the context hold 30"));
         let error = refusal(limit(5, 1, 1 << 30), 21);
-        assert!(error.contains("hold 20 at most; shorten it or raise -c"));
+        assert!(error.contains("hold 20 at most; shorten it or raise the context"));
         let error = refusal(limit(usize::MAX, usize::MAX, 64_000), 1001);
-        assert!(error.contains("1000 at most") && error.contains("raise --ram-budget"));
+        assert!(error.contains("1000 at most") && error.contains("raise the budget"));
     }
 }

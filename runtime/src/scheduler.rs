@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -29,13 +28,17 @@ use crate::generator::{Generator, PassEnd};
 use crate::job::{Evaluation, Generation, Job, SessionTask, Tracing};
 use crate::live_budget::{LiveBudget, POLL_INTERVAL};
 use crate::meter::{self, Counts, FixedUsage, Meter};
+use crate::notice::Notice;
 use crate::session::{Identity, SessionError, SessionKind};
-use crate::stream::{Event, Token};
+use crate::stream::{Dropped, Event, EventSender, Token};
 use crate::usage::Usage;
 
-/// Builds the engine, says so through `started`, and serves jobs until none can come.
+/// Between two reports of a prompt's progress within a pass.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Plans and builds the engine, says so through `started`, and serves jobs until none can come.
 pub(crate) fn run(
-    mut blueprint: Blueprint,
+    plan: impl FnOnce() -> Result<Blueprint, Error>,
     progress: impl FnMut(u64, u64),
     mut started: oneshot::Sender<Result<Description, Error>>,
     jobs: mpsc::Receiver<Job>,
@@ -47,8 +50,14 @@ pub(crate) fn run(
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            let message = error.to_string();
-            let _ = started.send(Err(Error::Thread { message }));
+            let _ = started.send(Err(Error::thread(&error)));
+            return;
+        }
+    };
+    let mut blueprint = match plan() {
+        Ok(blueprint) => blueprint,
+        Err(error) => {
+            let _ = started.send(Err(error));
             return;
         }
     };
@@ -78,7 +87,14 @@ async fn build(
 ) -> Result<(Scheduler, Description), Error> {
     let total = blueprint.plan.pinned_bytes();
     let mut on_bytes = |bytes| progress(bytes, total);
+    let listener = std::mem::take(&mut blueprint.listener);
     let mut notices = std::mem::take(&mut blueprint.notices);
+    // Before anything is loaded, which may fail for what they say.
+    notices.iter().for_each(|notice| listener.tell(notice));
+    let mut on_notice = |notice| {
+        listener.tell(&notice);
+        notices.push(notice);
+    };
     let candidates = candidates(blueprint);
     blueprint.check_memory()?;
     let with_buffers = candidates[0].needs_buffers();
@@ -93,21 +109,18 @@ async fn build(
         io_reason,
         fallback,
     } = load(blueprint, &files, candidates, &mut on_bytes).await?;
-    notices.extend(fallback);
-    let heat = HeatFile::new(blueprint, &mut generator, &mut notices);
+    fallback.into_iter().for_each(&mut on_notice);
+    let heat = HeatFile::new(blueprint, &listener, &mut generator, &mut on_notice);
+    if backend.needs_buffers() && !files.all_direct() {
+        on_notice(Notice::NoDirectIo);
+    }
     generator.follow(LiveBudget::new(
         &blueprint.plan,
         generator.weights(),
         MemoryWatch::own(),
         blueprint.settings.ram_budget == RamBudget::Automatic,
-        std::mem::take(&mut blueprint.listener),
+        listener.clone(),
     ));
-    if backend.needs_buffers() && !files.all_direct() {
-        notices.push(
-            "the filesystem refuses O_DIRECT; reads go through the page cache and are dropped from it"
-                .to_owned(),
-        );
-    }
     let tokenizer = Arc::clone(&blueprint.tokenizer);
     let description = Description {
         tokenizer: Arc::clone(&tokenizer),
@@ -152,7 +165,7 @@ struct Loaded {
     backend: Backend,
     io_reason: String,
     /// What the system said to a faster reader, and what to do about it.
-    fallback: Option<String>,
+    fallback: Option<Notice>,
 }
 
 /// Loads through the first of `candidates` that the system does not refuse.
@@ -175,10 +188,10 @@ async fn load(
     };
     let refusal = refused.last().map(ToString::to_string);
     let io_reason = blueprint.settings.io.reason(backend, refusal.as_deref());
-    let fallback = refused.last().map(|error| {
-        let name = backend.name();
-        let remedy = candidates[refused.len() - 1].remedy(error);
-        format!("reading with {name}, because {io_reason}: {remedy}")
+    let fallback = refused.last().map(|error| Notice::SlowerReader {
+        backend: backend.name(),
+        reason: io_reason.clone(),
+        remedy: candidates[refused.len() - 1].remedy(error),
     });
     match (built, fallback) {
         (Ok(generator), fallback) => Ok(Loaded {
@@ -189,7 +202,7 @@ async fn load(
         }),
         (Err(source), Some(notice)) => Err(Error::Fallback {
             source: Box::new(source),
-            notice,
+            notice: Box::new(notice),
         }),
         (Err(source), None) => Err(source),
     }
@@ -238,6 +251,12 @@ enum Interruption {
 impl From<Error> for Interruption {
     fn from(error: Error) -> Self {
         Self::Failed(error)
+    }
+}
+
+impl From<Dropped> for Interruption {
+    fn from(_: Dropped) -> Self {
+        Self::Cancelled
     }
 }
 
@@ -328,16 +347,14 @@ impl Scheduler {
             sampler,
             ignore_eos,
             events,
-            stops,
         } = generation;
         let seed = sampler.seed;
         let mut sampler = self.sampler(sampler)?;
         let meter = Meter::start(self);
-        let is_cancelled = || events.is_closed();
-        let stops = || stops.load(Ordering::Acquire);
+        let is_cancelled = || events.is_cancelled();
         let resumed = self.generator.state_mut().resume(&ids);
-        send(&events, Event::Resumed(resumed)).await?;
-        let computed = self.prefill(&ids, resumed, &is_cancelled, &stops).await?;
+        events.resumed(resumed);
+        let computed = self.prefill(&ids, resumed, &events).await?;
         let prefill = meter.started.elapsed();
 
         self.timed(|_| ids.iter().for_each(|&id| sampler.accept(id)));
@@ -348,7 +365,7 @@ impl Scheduler {
         let mut generated = 0;
         let mut passes = 0;
         // The logits are there once the whole prompt has been computed.
-        while computed == ids.len() && generated < limit && !stops() {
+        while computed == ids.len() && generated < limit && !events.stops() {
             let id = self.timed(|generator| {
                 let id = sampler.sample(generator.logits(0));
                 sampler.accept(id);
@@ -362,7 +379,7 @@ impl Scheduler {
                 decode = Meter::start(self);
             }
             let text = detokenizer.push(&self.tokenizer, id).into();
-            send(&events, Event::Token(Token { id, text })).await?;
+            events.send(Event::Token(Token { id, text })).await?;
             if generated < limit {
                 let position = ids.len() + generated - 1;
                 let batch = Batch {
@@ -437,16 +454,16 @@ impl Scheduler {
 
     /// Runs the prompt from `position` on through the model, chunk by chunk; the logits
     /// of its last token are then there. Returns how many of its tokens have been computed,
-    /// which are all unless it `stops`.
+    /// which are all unless the request is to stop.
     async fn prefill(
         &mut self,
         ids: &[u32],
         mut position: usize,
-        is_cancelled: &dyn Fn() -> bool,
-        stops: &dyn Fn() -> bool,
+        events: &EventSender,
     ) -> Result<usize, PassEnd> {
+        let is_cancelled = || events.is_cancelled();
         for tokens in ids[position..].chunks(self.chunk) {
-            if stops() {
+            if events.stops() {
                 break;
             }
             let left = ids.len() - position - tokens.len();
@@ -460,8 +477,18 @@ impl Scheduler {
             } else {
                 Pass::Full
             };
-            self.generator.pass(batch, next, is_cancelled).await?;
+            let mut reported = Instant::now();
+            let on_step = &mut |steps: usize, of_steps: usize| {
+                if reported.elapsed() >= PROGRESS_INTERVAL {
+                    events.computed(position + tokens.len() * steps / of_steps);
+                    reported = Instant::now();
+                }
+            };
+            self.generator
+                .prefill(batch, next, &is_cancelled, on_step)
+                .await?;
             position += tokens.len();
+            events.computed(position);
         }
         Ok(position)
     }
@@ -532,11 +559,4 @@ impl Scheduler {
         drop(on_routing);
         let _ = finished.send(outcome);
     }
-}
-
-async fn send(events: &mpsc::Sender<Event>, event: Event) -> Result<(), Interruption> {
-    events
-        .send(event)
-        .await
-        .map_err(|_| Interruption::Cancelled)
 }

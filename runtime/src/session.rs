@@ -77,7 +77,7 @@ pub enum SessionError {
     OtherModel,
     /// Keys and values are kept in another way.
     #[error(
-        "the session keeps keys and values as {}, expected {}; run with --kv {}, or delete it to start over",
+        "the session keeps keys and values as {}, expected {}; open the model with {} keys and values, or delete the session to start over",
         found.name(),
         expected.name(),
         found.name()
@@ -90,7 +90,7 @@ pub enum SessionError {
     },
     /// Keys were rotated with the factors of the other side of the original context.
     #[error(
-        "the session was computed with a context of {} {original_context} tokens, expected one on the same side; run with -c {}, or delete it to start over",
+        "the session was computed with a context of {} {original_context} tokens, expected one on the same side; choose a context of {}, or delete the session to start over",
         if *is_long { "more than" } else { "up to" },
         if *is_long { format!("{} or more", original_context + 1) } else { format!("{original_context} or less") }
     )]
@@ -101,7 +101,7 @@ pub enum SessionError {
         original_context: usize,
     },
     /// The session is longer than the context.
-    #[error("the session has {tokens} tokens and the context holds {context}; raise -c")]
+    #[error("the session has {tokens} tokens and the context holds {context}; raise the context")]
     TooLong {
         /// Tokens of the session.
         tokens: u64,

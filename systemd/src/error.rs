@@ -27,7 +27,7 @@ pub enum SystemError {
     },
     /// No cgroup accounts for this process's memory.
     #[error(
-        "no cgroup accounts for this process's memory; mount cgroup2 with the memory controller, or pass --ram-budget"
+        "no cgroup accounts for this process's memory; mount cgroup2 with the memory controller, or set a RAM budget"
     )]
     NoMemoryCgroup,
 }

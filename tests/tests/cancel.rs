@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emel::blueprint::Blueprint;
 use emel::generator::{Generator, PassEnd};
-use emel::{Backend, Engine, Error, Request, SamplerOptions};
+use emel::{Backend, Engine, Error, Request, SamplerOptions, Setting};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::Pass;
 use emel_model::forward::Batch;
@@ -114,8 +114,7 @@ fn bad_requests_are_refused_and_the_next_one_is_served() {
         biased.sampler.logit_bias = vec![(1, 1.0), (384, 1.0)];
         assert!(matches!(
             engine.generate(biased).await.err(),
-            Some(Error::Setting { setting, found, .. })
-                if setting.contains("-l") && found == "384+1"
+            Some(Error::Setting { setting: Setting::LogitBias, found, .. }) if found == "384+1"
         ));
         let mut banned = Request::new(vec![1]);
         banned.sampler.logit_bias = (0..384).map(|id| (id, f32::NEG_INFINITY)).collect();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use emel::blueprint::Blueprint;
 use emel::{Backend, CacheRouting, Engine, Error, Io, LossyRouting, LossyUsage, Prefetch};
-use emel::{RamBudget, Request, Settings, Usage};
+use emel::{Notice, RamBudget, Request, Setting, Settings, Usage};
 use emel_loader::plan::Plan;
 use emel_tests::fixtures::{MIXTURES, fixture};
 use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};
@@ -178,8 +178,9 @@ fn where_all_experts_stay_in_memory_nothing_changes_and_the_user_is_told() {
         ] {
             lossy.io = Io::Only(backend);
             let notices = Blueprint::new(&model, lossy.clone()).unwrap().notices;
-            let told = notices.iter().find(|text| text.starts_with("LOSSY: "));
-            assert!(told.unwrap().contains(part), "{told:?}");
+            let lossy = |notice: &&Notice| matches!(notice, Notice::Lossy { .. });
+            let told = notices.iter().find(lossy).unwrap().to_string();
+            assert!(told.starts_with("LOSSY: ") && told.contains(part), "{told}");
         }
     }
 }
@@ -313,17 +314,17 @@ fn an_engine_that_is_not_lossy_computes_anew_what_a_lossy_session_has_changed() 
 
 #[test]
 fn rules_that_a_model_cannot_follow_are_refused() {
-    let refused = |name: &str, rule: LossyRouting, setting: &str, part: &str| {
+    let refused = |name: &str, rule: LossyRouting, expected: Setting, part: &str| {
         let settings = with(&settings(1 << 30, 64), rule);
         match Blueprint::new(&model(name), settings) {
-            Err(error @ Error::Setting { .. }) => {
-                let text = error.to_string();
-                assert!(text.starts_with(setting) && text.contains(part), "{text}");
+            Err(error @ Error::Setting { setting, .. }) => {
+                assert_eq!(setting, expected);
+                assert!(error.to_string().contains(part), "{error}");
             }
             other => panic!("{name}, {rule:?}: {other:?}"),
         }
     };
-    let (cache, budget) = ("--lossy-cache-routing", "--lossy-expert-budget");
+    let (cache, budget) = (Setting::CacheRouting, Setting::ExpertBudget);
     refused("llama", keeping(1, 4), cache, "a mixture of experts");
     refused("llama", reading(1), budget, "a mixture of experts");
     let blueprint = Blueprint::new(&model("qwen3moe"), settings(1 << 30, 64)).unwrap();

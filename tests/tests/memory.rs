@@ -4,7 +4,7 @@
 
 use emel::blueprint::Blueprint;
 use emel::budget::available_bytes;
-use emel::{Engine, Error, KvType};
+use emel::{Engine, Error, KvType, Notice};
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{block_on, settings};
 
@@ -23,7 +23,7 @@ fn a_plan_that_the_machine_cannot_hold_is_an_error_of_the_library_too() {
         eprintln!("skipped: this machine can hold the plan");
         return;
     }
-    let scarce = |text: &String| text.starts_with("the plan takes");
+    let scarce = |notice: &Notice| matches!(notice, Notice::ScarceMemory { .. });
     assert!(
         blueprint.notices.iter().any(scarce),
         "{:?}",

@@ -205,10 +205,9 @@ impl Kept {
         let told = Arc::new(Mutex::new(Vec::new()));
         let listener = Arc::clone(&told);
         blueprint.listener =
-            NoticeListener::new(move |line| listener.lock().unwrap().push(line.to_owned()));
-        let (tokens, usage, mut notices) = block_on(async {
+            NoticeListener::new(move |notice| listener.lock().unwrap().push(notice.to_string()));
+        let (tokens, usage) = block_on(async {
             let engine = Engine::start(blueprint, |_, _| {}).await.unwrap();
-            let notices = engine.description().notices.clone();
             let mut request = Request::new(PROMPT.to_vec()).max_tokens(TOKENS).greedy();
             request.ignore_eos = true;
             let mut stream = engine.generate(request).await.unwrap();
@@ -216,9 +215,9 @@ impl Kept {
             while let Some(token) = stream.next().await {
                 tokens.push(token.unwrap().id);
             }
-            (tokens, stream.usage().unwrap().clone(), notices)
+            (tokens, stream.usage().unwrap().clone())
         });
-        notices.append(&mut told.lock().unwrap());
+        let mut notices = std::mem::take(&mut *told.lock().unwrap());
         notices.retain(|line| line.contains("emel-heat"));
         Run {
             tokens,

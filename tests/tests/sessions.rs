@@ -136,8 +136,8 @@ fn a_session_stays_on_its_side_of_the_original_context() {
     let path = folder.path().join("session");
     // The fixture's original context has 128 tokens.
     for (saved, other, same, advice) in [
-        (128, 129, 100, "-c 128 or less"),
-        (129, 128, 300, "-c 129 or more"),
+        (128, 129, 100, "a context of 128 or less"),
+        (129, 128, 300, "a context of 129 or more"),
     ] {
         block_on(async {
             let engine = open(&model("phi3"), with_context(saved)).await.unwrap();
@@ -189,7 +189,10 @@ fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
     }
     for other in [KvType::F32, KvType::Q8_0] {
         let refusal = restore("llama", with_kv(other, 100));
-        assert!(refusal.to_string().contains("--kv f16"), "{refusal}");
+        assert!(
+            refusal.to_string().contains("open the model with f16 keys"),
+            "{refusal}"
+        );
     }
     block_on(async {
         let bytes = folder.path().join("bytes");
@@ -199,7 +202,12 @@ fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
         engine.save_session(&bytes).await.unwrap();
         let engine = open(&model("llama"), with_context(100)).await.unwrap();
         let refusal = refused(engine.restore_session(&bytes).await);
-        assert!(refusal.to_string().contains("--kv q8_0"), "{refusal}");
+        assert!(
+            refusal
+                .to_string()
+                .contains("open the model with q8_0 keys"),
+            "{refusal}"
+        );
         std::fs::remove_file(&bytes).unwrap();
     });
     let refusal = restore("llama", with_context(52));

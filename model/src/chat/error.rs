@@ -13,9 +13,7 @@ use super::conversation::ConversationError;
 #[non_exhaustive]
 pub enum ChatError {
     /// The template does not parse.
-    #[error(
-        "chat template, line {line}: {message}; expected a Jinja template, pass one with --chat-template"
-    )]
+    #[error("chat template, line {line}: {message}; expected a Jinja template; use another one")]
     Syntax {
         /// The line of the template, from 1.
         line: usize,
@@ -23,11 +21,11 @@ pub enum ChatError {
         message: String,
     },
     /// The model's template is no text.
-    #[error("{0}; pass a template with --chat-template")]
+    #[error("{0}; use another template")]
     Metadata(#[from] MetadataError),
     /// The template refuses the conversation, with `raise_exception`.
     #[error(
-        "the chat template refuses the conversation: {message} (line {line}); change the messages or pass another --chat-template"
+        "the chat template refuses the conversation: {message} (line {line}); change the messages or use another template"
     )]
     Refused {
         /// The line of the template, from 1.
@@ -36,9 +34,7 @@ pub enum ChatError {
         message: String,
     },
     /// The template fails on the conversation.
-    #[error(
-        "chat template, line {line}: {message}; change the messages or pass another --chat-template"
-    )]
+    #[error("chat template, line {line}: {message}; change the messages or use another template")]
     Render {
         /// The line of the template, from 1.
         line: usize,
@@ -47,7 +43,7 @@ pub enum ChatError {
     },
     /// The template takes more work or memory than it may.
     #[error(
-        "chat template, line {line}: more work than any conversation takes; the template may go on for ever, pass another --chat-template"
+        "chat template, line {line}: more work than any conversation takes; the template may go on for ever, use another template"
     )]
     TooMuchWork {
         /// The line of the template it had come to, from 1.
@@ -55,7 +51,7 @@ pub enum ChatError {
     },
     /// The template takes more time than it may.
     #[error(
-        "the chat template has not come to an end in {} s; pass another --chat-template",
+        "the chat template has not come to an end in {} s; use another template",
         limit.as_secs()
     )]
     TooMuchTime {

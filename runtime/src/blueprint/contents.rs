@@ -21,11 +21,11 @@ use super::draft::Draft;
 use super::items::{TRACE_EVENTS, profile_bytes};
 use super::settings::{Settings, check};
 use super::shape::{ContextRange, RequestTokens, context_asked, context_limit};
-use crate::budget::{available_bytes, in_binary_units};
-use crate::error::Error;
+use crate::budget::available_bytes;
+use crate::error::{Error, Instead};
 use crate::experts::prefetch::GUESSES_PER_USED;
-use crate::live_budget::NoticeListener;
 use crate::lossy;
+use crate::notice::{Notice, NoticeListener};
 
 /// What a model's file holds, understood.
 pub(super) struct Contents {
@@ -136,10 +136,10 @@ impl Contents {
             context: too_small.context,
             context_held: too_small.context_held,
             instead: match request {
-                _ if too_small.context_held == 0 => "choose a smaller model",
-                _ if settings.all_logits => "lower -c, which scores a long text in chunks",
-                Some(_) if settings.context.is_none() => "shorten the prompt",
-                _ => "lower -c",
+                _ if too_small.context_held == 0 => Instead::SmallerModel,
+                _ if settings.all_logits => Instead::Chunks,
+                Some(_) if settings.context.is_none() => Instead::ShorterPrompt,
+                _ => Instead::ShorterContext,
             },
             profile_bytes: profile_bytes(&settings).unwrap_or(0),
         })?;
@@ -149,13 +149,14 @@ impl Contents {
         // raise: no plan has more than its cgroup allows.
         let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
         let available_bytes = available_bytes().unwrap_or(u64::MAX);
-        notices.extend(lossy::notice(&settings.lossy, &plan));
+        notices.extend(lossy::notice(settings.lossy, &plan));
         let limit = MemoryWatch::own().limit().unwrap_or(u64::MAX);
         notices.extend(scarcity(
             &plan,
             available_bytes.saturating_add(own_bytes).min(limit),
         ));
-        notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
+        let warnings = tokenizer.warnings().iter().map(ToString::to_string);
+        notices.extend(warnings.map(Notice::Tokenizer));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
         Ok(Blueprint {
             path: path.to_owned(),
@@ -180,14 +181,11 @@ impl Contents {
 }
 
 /// Says so when a plan takes more memory than there is.
-fn scarcity(plan: &Plan, available_bytes: u64) -> Option<String> {
+fn scarcity(plan: &Plan, available_bytes: u64) -> Option<Notice> {
     let planned_bytes = plan.total_bytes();
-    (planned_bytes > available_bytes).then(|| {
-        format!(
-            "the plan takes {} and {} of memory are available; lower --ram-budget if the system swaps or kills the process",
-            in_binary_units(planned_bytes),
-            in_binary_units(available_bytes)
-        )
+    (planned_bytes > available_bytes).then_some(Notice::ScarceMemory {
+        planned_bytes,
+        available_bytes,
     })
 }
 

@@ -7,6 +7,7 @@ use emel_model::sampler::{Breakers, SamplerOptions};
 
 use super::settings::Settings;
 use super::shape::{ContextRange, Shape};
+use crate::notice::Notice;
 
 /// A plan in the making.
 pub(super) struct Draft<'a> {
@@ -111,21 +112,20 @@ impl Draft<'_> {
 
     /// What the user should know of the choice; `wanted` is the range before the budget was
     /// found to be too small for it.
-    pub(super) fn notices(&self, shape: &Shape, wanted: ContextRange) -> Vec<String> {
+    pub(super) fn notices(&self, shape: &Shape, wanted: ContextRange) -> Vec<Notice> {
         let mut notices = Vec::new();
         let trained = self.program.hyperparameters.context_length;
         if shape.context < wanted.expected() {
-            notices.push(format!(
-                "context of {} tokens, shortened from {} to fit the budget; -c sets it",
-                shape.context,
-                wanted.expected()
-            ));
+            notices.push(Notice::ContextShortened {
+                context: shape.context,
+                wished: wanted.expected(),
+            });
         }
         if shape.context > trained {
-            notices.push(format!(
-                "a context of {} tokens is longer than the {trained} the model was trained for",
-                shape.context
-            ));
+            notices.push(Notice::ContextUntrained {
+                context: shape.context,
+                trained,
+            });
         }
         notices
     }

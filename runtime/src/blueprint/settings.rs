@@ -8,7 +8,7 @@ use emel_model::sampler::SamplerOptions;
 
 use super::shape::CONTEXT_MAX;
 use crate::budget::RamBudget;
-use crate::error::Error;
+use crate::error::{Error, Setting};
 use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
 
@@ -116,9 +116,9 @@ pub(super) fn check(settings: &Settings) -> Result<(), Error> {
         })
     };
     match (settings.threads, settings.context) {
-        (threads @ (0 | 1025..), _) => refuse("-t", threads, "1 to 1024 threads"),
+        (threads @ (0 | 1025..), _) => refuse(Setting::Threads, threads, "1 to 1024 threads"),
         (_, Some(context)) if context > CONTEXT_MAX => {
-            refuse("-c", context, "0 to 268435456 tokens")
+            refuse(Setting::Context, context, "0 to 268435456 tokens")
         }
         _ => Ok(()),
     }

@@ -11,10 +11,12 @@ use rustyline::error::ReadlineError;
 use tokio::sync::mpsc;
 
 use super::interrupt::{EndSignal, Event, Interrupts};
+use super::progress::PromptBar;
+use super::remedies::OptionError;
 use super::template::TemplateOptions;
 use super::{
     Interrupted, Kept, OutputError, message, note_full_context, notice, one_line, print, read_text,
-    spinner, start, tell,
+    start, tell,
 };
 use crate::blueprint::Blueprint;
 use crate::{Engine, Error, Prompt, Request, TextLimit, Usage};
@@ -65,12 +67,12 @@ impl ConversationOptions {
     ///
     /// # Errors
     /// When there is a template and no conversation.
-    pub fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result<(), OptionError> {
         if self.conversation || !self.template.is_given() {
             return Ok(());
         }
-        Err(Error::Setting {
-            setting: "--chat-template",
+        Err(OptionError {
+            option: "--chat-template",
             found: "given for a text that is continued as it is".to_owned(),
             expected: "--conversation (-cnv) with it".to_owned(),
         })
@@ -250,19 +252,20 @@ impl Talk {
         let mut request = self.request.clone();
         request.prompt = Prompt::Rendered(prompt);
         let max_tokens = request.max_tokens;
-        let waiting = spinner("reading the prompt");
+        let mut waiting = PromptBar::start();
         let mut stream = engine.generate(request).await.map_err(longer_than)?;
         let mut answer = String::new();
         let mut ending = None;
         let stopped = loop {
             match interrupts.or_next(&mut stream).await {
+                Event::Prompt(progress) => waiting.update(&progress),
                 Event::Token(token) => {
-                    waiting.finish_and_clear();
+                    waiting.finish();
                     print(&token.text)?;
                     answer.push_str(&token.text);
                 }
                 Event::Failed(error) => {
-                    waiting.finish_and_clear();
+                    waiting.finish();
                     return Err(error.into());
                 }
                 Event::Over => break false,
@@ -274,7 +277,7 @@ impl Talk {
                 Event::Interrupted(_) => break true,
             }
         };
-        waiting.finish_and_clear();
+        waiting.finish();
         print("\n")?;
         if let Some(usage) = stream.usage() {
             note_full_context(usage, max_tokens, description.context);

@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context;
 use clap::Args;
 use emel_model::sampler::{log_probability, top_log_probabilities};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use self::chunks::{Chunk, Chunks};
 use super::ModelOptions;
 use super::named_files::{NamedFiles, OutputKind};
+use super::progress::text_bar;
 use crate::blueprint::Blueprint;
 use crate::{Prompt, SamplerOptions, TextLimit, cli};
 
@@ -215,7 +215,7 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
             ids.len()
         ));
     }
-    let bar = progress(chunks.positions());
+    let bar = text_bar(chunks.positions());
     for chunk in chunks.iter() {
         let (taken, bar) = (Arc::clone(&scores), bar.clone());
         engine
@@ -232,18 +232,6 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
     finish_npy(&mut scores, options.logits.as_deref())?;
     let chunks = chunks.count();
     print_eval(&scores.report(ids, chunks), options.json)
-}
-
-/// How many of the tokens are done, at what rate, and how long the others will take.
-fn progress(tokens: usize) -> ProgressBar {
-    let bar = cli::hidden_bar();
-    let template = "evaluating {bar:24} {pos}/{len} tokens, {per_sec:.0}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar.set_length(tokens as u64);
-    cli::show_later(&bar);
-    bar
 }
 
 fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {

@@ -11,6 +11,7 @@ use emel_model::chat::{ChatTemplates, SpecialTexts};
 use emel_model::program::UnusedPart;
 use serde::Serialize;
 
+use super::remedies::in_options;
 use super::{ModelOptions, one_line, print};
 use crate::blueprint::Blueprint;
 use crate::budget::in_binary_units;
@@ -150,7 +151,7 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
             info.tokenizer.warnings = warnings.map(ToString::to_string).collect();
             info.plan = Some(PlanInfo::of(&blueprint));
         }
-        Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(error.to_string()),
+        Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(in_options(&error)),
         // The path is known here.
         Err(Error::Model { source, .. }) => info.refuse(&source),
         Err(Error::Tokenizer { source, .. }) => info.refuse(&source),
@@ -252,7 +253,10 @@ impl Info {
             let (tensors, bytes) = (part.tensors, size(part.bytes));
             line(
                 "not used",
-                &format!("{name} ({purpose}), {bytes} in {tensors} tensors"),
+                &format!(
+                    "{name} ({purpose}), {bytes} in {tensors} tensor{}",
+                    if tensors == 1 { "" } else { "s" }
+                ),
             )?;
         }
         for (name, value) in &self.hyperparameters {

@@ -4,15 +4,14 @@ use std::fmt;
 use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::task::{Context, Poll};
 
-use futures_core::Stream;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::tell;
 use crate::whole_file::exit;
-use crate::{Error, Token, TokenStream};
+use crate::{Error, PromptProgress, StreamEvent, Token, TokenStream};
 
 /// A signal that asks the process to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +30,8 @@ pub struct Interrupts(Vec<(EndSignal, Signal)>);
 
 /// What an answer goes on with.
 pub enum Event {
+    /// More of the prompt has been computed.
+    Prompt(PromptProgress),
     /// The next token.
     Token(Token),
     /// It failed.
@@ -142,12 +143,19 @@ impl Interrupts {
 
     /// What a stream goes on with.
     pub async fn or_next(&mut self, stream: &mut TokenStream) -> Event {
-        let next = self.or(|context| Pin::new(&mut *stream).poll_next(context));
-        match next.await {
-            Err(signal) => Event::Interrupted(signal),
-            Ok(Some(Ok(token))) => Event::Token(token),
-            Ok(Some(Err(error))) => Event::Failed(error),
-            Ok(None) => Event::Over,
+        let next = self.or(|context| stream.poll_next_event(context));
+        next.await.map_or_else(Event::Interrupted, Event::of)
+    }
+}
+
+impl Event {
+    /// What the stream's next event is.
+    pub fn of(next: Option<Result<StreamEvent, Error>>) -> Self {
+        match next {
+            Some(Ok(StreamEvent::Prompt(progress))) => Self::Prompt(progress),
+            Some(Ok(StreamEvent::Token(token))) => Self::Token(token),
+            Some(Err(error)) => Self::Failed(error),
+            None => Self::Over,
         }
     }
 }

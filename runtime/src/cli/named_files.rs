@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use super::output::{OutputFile, create_output, is_standard_output};
+use super::remedies::OptionError;
 use crate::blueprint::Blueprint;
-use crate::error::Error;
 use crate::experts::{heat, trace};
 use crate::session;
 use crate::whole_file::{end_of_links, folder_of};
@@ -126,8 +126,8 @@ impl NamedFiles {
     ) -> anyhow::Result<File> {
         let path = in_place_of_dash(path, "/dev/stdout");
         if has_answer(&path) {
-            let told = Error::Setting {
-                setting: option,
+            let told = OptionError {
+                option,
                 found: "standard output, where the result goes".to_owned(),
                 expected: "another file".to_owned(),
             };
@@ -158,7 +158,7 @@ impl NamedFiles {
         Ok(())
     }
 
-    fn refuse_others(&self, option: &'static str, path: &Path) -> Result<(), Error> {
+    fn refuse_others(&self, option: &'static str, path: &Path) -> Result<(), OptionError> {
         // A terminal may be input and output at once.
         let inputs = self.inputs.iter().filter(|(_, input)| input.is_file());
         let outputs = self.outputs.iter().filter(|_| !is_shared(path));
@@ -212,9 +212,9 @@ fn refuse_kept(path: &Path, kind: OutputKind) -> anyhow::Result<()> {
 }
 
 /// What is said where a file is to be read again, and `-` is given.
-pub fn is_no_file(option: &'static str) -> Error {
-    Error::Setting {
-        setting: option,
+pub fn is_no_file(option: &'static str) -> OptionError {
+    OptionError {
+        option,
         found: "-, which is no file".to_owned(),
         expected: "a path (./- if that is its name)".to_owned(),
     }
@@ -227,9 +227,9 @@ fn in_place_of_dash(path: &Path, stream: &str) -> PathBuf {
     }
 }
 
-fn taken(option: &'static str, path: &Path, other: &str) -> Error {
-    Error::Setting {
-        setting: option,
+fn taken(option: &'static str, path: &Path, other: &str) -> OptionError {
+    OptionError {
+        option,
         found: format!("{}, the file of {other}", path.display()),
         expected: format!("another file than {other}"),
     }

@@ -15,6 +15,7 @@ use self::bar::Bar;
 use self::table::Row;
 use super::ComputingOptions;
 use super::drive::{self, DriveRate};
+use super::remedies::notice_in_options;
 use crate::blueprint::Blueprint;
 use crate::budget::{RamBudget, in_binary_units};
 use crate::error::Error;
@@ -140,7 +141,8 @@ pub fn run(options: &PlanOptions) -> anyhow::Result<()> {
         return table::print(rows?, options);
     };
     let blueprint = plan(budget)?;
-    blueprint.notices.iter().for_each(|text| cli::notice(text));
+    let notices = blueprint.notices.iter().map(notice_in_options);
+    notices.for_each(|text| cli::notice(&text));
     let report = PlanReport::of(&blueprint);
     cli::print(&match options.json {
         true => serde_json::to_string_pretty(&report)? + "\n",

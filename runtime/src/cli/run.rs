@@ -14,11 +14,12 @@ use super::lossy::LossyOptions;
 use super::named_files::{NamedFiles, OutputKind};
 use super::output::OutputFile;
 use super::profile::ProfileFile;
+use super::progress::PromptBar;
 use super::sampling::SamplingOptions;
+use super::statistics::{tell_speed, tell_statistics};
 use super::{Interrupted, Kept, ModelOptions, TextSource};
 use crate::blueprint::{Blueprint, ExpectedRequest, PromptForm, Settings};
-use crate::budget::in_binary_units;
-use crate::{ExpertUsage, Prompt, Request, Spent, TokenStream, Usage, cli};
+use crate::{Prompt, Request, TokenStream, Usage, cli};
 
 /// Tokens of an answer unless the user says how many, but in a conversation.
 const ANSWER_TOKENS: usize = 128;
@@ -114,8 +115,9 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     let (statistics, profile) = options.outputs(&blueprint)?;
     let mut last_usage = None;
     let on_usage = |usage: &Usage| {
-        if options.stats {
-            print_statistics(usage);
+        match options.stats {
+            true => tell_statistics(usage),
+            false => tell_speed(usage),
         }
         last_usage = Some(usage.clone());
     };
@@ -307,19 +309,18 @@ async fn print_answer(
     mut interrupts: Option<&mut Interrupts>,
     mut restored: Option<(&Path, usize)>,
 ) -> anyhow::Result<(Option<EndSignal>, anyhow::Result<()>)> {
-    let spinner = cli::spinner("reading the prompt");
+    let mut bar = PromptBar::start();
     let mut ending = None;
     let mut printed = Ok(());
     loop {
         let event = match &mut interrupts {
             Some(interrupts) => interrupts.or_next(stream).await,
-            None => match stream.next().await {
-                Some(Ok(token)) => Event::Token(token),
-                Some(Err(error)) => Event::Failed(error),
-                None => Event::Over,
-            },
+            None => Event::of(stream.next_event().await),
         };
-        spinner.finish_and_clear();
+        match &event {
+            Event::Prompt(progress) => bar.update(progress),
+            _ => bar.finish(),
+        }
         if let Some((path, tokens)) = restored.take()
             && let Some(resumed) = stream.resumed_tokens()
             && resumed < tokens
@@ -330,6 +331,7 @@ async fn print_answer(
             ));
         }
         match event {
+            Event::Prompt(_) => {}
             Event::Token(token) => {
                 if printed.is_ok() {
                     printed = cli::print(&token.text).map_err(anyhow::Error::from);
@@ -347,113 +349,4 @@ async fn print_answer(
             }
         }
     }
-}
-
-fn print_statistics(usage: &Usage) {
-    let size = in_binary_units;
-    cli::tell(&format!(
-        "prompt:  {} tokens ({} of them resumed), {:.1} tokens/s, first token after {:.0} ms",
-        usage.prompt_tokens,
-        usage.resumed_tokens,
-        usage.prefill_tokens_per_second,
-        usage.first_token_ms
-    ));
-    cli::tell(&format!(
-        "answer:  {} tokens, {:.1} tokens/s",
-        usage.generated_tokens, usage.decode_tokens_per_second
-    ));
-    cli::tell(&format!("sampler: seed {}", usage.seed));
-    cli::tell(&format!(
-        "reading: {} for prompt and answer ({} with what came before, loading included), {} per token, {}/s while decoding, {} retries, {} major faults",
-        size(usage.bytes_read),
-        size(usage.bytes_read_since_open),
-        size(usage.streamed_bytes_per_token),
-        size(usage.decode_bytes_per_second as u64),
-        usage.retries,
-        usage.major_faults,
-    ));
-    cli::tell(&format!(
-        "reader:  {}: {} ({}direct, {}registered buffers)",
-        usage.io_backend,
-        usage.io_reason,
-        if usage.direct_io { "" } else { "not " },
-        if usage.registered_buffers { "" } else { "no " },
-    ));
-    if let Some(experts) = &usage.experts {
-        tell_experts(experts, usage.generated_tokens.saturating_sub(1));
-    }
-    if let Some(lossy) = &usage.lossy {
-        cli::tell(&format!(
-            "LOSSY:   of {} expert choices while decoding {} were substituted and {} dropped",
-            lossy.of_choices, lossy.substituted, lossy.dropped
-        ));
-    }
-    tell_times("time:    ", "for prompt and answer", &usage.spent);
-    tell_times("decode:  ", "after the first token", &usage.decode);
-    cli::tell(&format!(
-        "kernels: {}, {} threads",
-        usage.kernels, usage.threads
-    ));
-    let expert_bytes = usage
-        .experts
-        .as_ref()
-        .map_or(0, |experts| experts.slots as u64 * experts.slot_bytes);
-    cli::tell(&format!(
-        "memory:  budget {}, planned {} (pinned {}, ring {}, experts {}, KV {}), given back {}, peak {}",
-        size(usage.budget_bytes),
-        size(usage.planned_bytes),
-        size(usage.pinned_bytes),
-        size(usage.ring_bytes),
-        size(expert_bytes),
-        size(usage.kv_bytes),
-        size(usage.given_back_bytes),
-        size(usage.peak_memory_bytes),
-    ));
-}
-
-fn tell_experts(experts: &ExpertUsage, decoded_tokens: usize) {
-    let size = in_binary_units;
-    cli::tell(&format!(
-        "experts: {} of {} in memory, {} hits, {} late, {} misses ({} per token), {:.0} ms waiting for them",
-        experts.slots,
-        experts.of_experts,
-        experts.hits,
-        experts.late,
-        experts.misses,
-        size(experts.missed_bytes_per_token),
-        experts.wait_ms,
-    ));
-    let guesses = &experts.prefetch.counts;
-    cli::tell(&format!(
-        "guesses: {} ({} of {} tokens): {} read ({}), {} useful, {} late, {} wasted; {} filled in from earlier runs",
-        experts.prefetch.setting,
-        guesses.tokens,
-        decoded_tokens,
-        guesses.issued,
-        size(guesses.issued_bytes),
-        guesses.useful,
-        guesses.late,
-        guesses.wasted,
-        guesses.filled,
-    ));
-    let wait = &experts.decode_wait;
-    cli::tell(&format!(
-        "waiting: {:.0} ms for experts while decoding, the drive idle in {:.0} of them, else {:.1} reads under way and {}/s",
-        wait.total_ms,
-        wait.idle_ms,
-        wait.reads,
-        size(wait.bytes_per_second as u64),
-    ));
-}
-
-fn tell_times(label: &str, of: &str, spent: &Spent) {
-    cli::tell(&format!(
-        "{label}{:.0} ms {of}: {:.0} waiting for weights ({:.0} for experts), {:.0} computing, {:.0} sampling, {:.0} else",
-        spent.total_ms,
-        spent.wait_ms,
-        spent.expert_wait_ms,
-        spent.compute_ms,
-        spent.sampling_ms,
-        spent.other_ms
-    ));
 }

@@ -3,11 +3,11 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use emel_model::sampler::{Mirostat, SamplerError, SamplerOptions, Stage};
+use emel_model::sampler::{Mirostat, SamplerOptions, Stage};
 use emel_model::tokenizer::Tokenizer;
 
 use super::escapes::Escapes;
-use crate::error::Error;
+use super::remedies::OptionError;
 
 /// How tokens are drawn.
 #[derive(Debug, Clone, Args)]
@@ -178,19 +178,19 @@ impl SamplingOptions {
             stages: stages.map_or(default.stages, |stages| stages.0.clone()),
             seed: u64::try_from(self.seed).unwrap_or_else(|_| seed_from_clock()),
         };
-        sampler.check().map_err(named_as_spelt)?;
+        sampler.check()?;
         Ok(sampler)
     }
 
-    fn mirostat(&self) -> Result<Option<Mirostat>, Error> {
+    fn mirostat(&self) -> Result<Option<Mirostat>, OptionError> {
         match self.mirostat {
             0 => Ok(None),
             2 => Ok(Some(Mirostat {
                 target_surprise: self.mirostat_ent,
                 learning_rate: self.mirostat_lr,
             })),
-            other => Err(Error::Setting {
-                setting: "--mirostat",
+            other => Err(OptionError {
+                option: "--mirostat",
                 found: other.to_string(),
                 expected: "0 or 2".to_owned(),
             }),
@@ -204,34 +204,6 @@ impl SamplingOptions {
             let ruled_out = ends.map(|&id| (id, f32::NEG_INFINITY));
             sampler.logit_bias.extend(ruled_out);
         }
-    }
-}
-
-/// An error of the sampler, with the option's name on the command line.
-fn named_as_spelt(error: SamplerError) -> Error {
-    Error::Setting {
-        setting: match error.option {
-            "temperature" => "--temp",
-            "dynatemp_range" => "--dynatemp-range",
-            "dynatemp_exponent" => "--dynatemp-exp",
-            "top_p" => "--top-p",
-            "min_p" => "--min-p",
-            "typical_p" => "--typical",
-            "top_n_sigma" => "--top-nsigma",
-            "xtc_probability" => "--xtc-probability",
-            "xtc_threshold" => "--xtc-threshold",
-            "repeat_penalty" => "--repeat-penalty",
-            "presence_penalty" => "--presence-penalty",
-            "frequency_penalty" => "--frequency-penalty",
-            "dry_multiplier" => "--dry-multiplier",
-            "dry_base" => "--dry-base",
-            "mirostat_target" => "--mirostat-ent",
-            "mirostat_rate" => "--mirostat-lr",
-            "logit_bias" => "--logit-bias",
-            other => other,
-        },
-        found: error.found.to_string(),
-        expected: error.expected.to_owned(),
     }
 }
 

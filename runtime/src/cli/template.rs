@@ -6,8 +6,8 @@ use anyhow::Context;
 use clap::Args;
 use emel_model::chat::{CHATML, ChatTemplate, ChatTemplates};
 
+use super::remedies::OptionError;
 use super::{notice, read_text};
-use crate::error::Error;
 
 /// The choice of a chat template, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
@@ -52,8 +52,8 @@ impl TemplateOptions {
         };
         match (&self.chat_template, &self.chat_template_file) {
             (_, Some(file)) => from_file(file),
-            (Some(text), None) if text.trim().is_empty() => Err(Error::Setting {
-                setting: "--chat-template",
+            (Some(text), None) if text.trim().is_empty() => Err(OptionError {
+                option: "--chat-template",
                 found: "empty".to_owned(),
                 expected: "a file, a template or chatml".to_owned(),
             }
@@ -62,8 +62,8 @@ impl TemplateOptions {
             (Some(text), None) if text.contains("{{") || text.contains("{%") => {
                 Ok(templates.with_source(text)?)
             }
-            (Some(file), None) if !Path::new(file).exists() => Err(Error::Setting {
-                setting: "--chat-template",
+            (Some(file), None) if !Path::new(file).exists() => Err(OptionError {
+                option: "--chat-template",
                 found: format!("{file}, which is no file here"),
                 expected: "a file, a template or chatml; without it the model's own is used"
                     .to_owned(),

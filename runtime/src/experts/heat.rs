@@ -61,7 +61,7 @@ pub enum HeatError {
     Read(io::Error),
     /// The file cannot be written.
     #[error(
-        "cannot write what was learnt: {0}; check the folder, its permissions and the disk, or give --no-learn"
+        "cannot write what was learnt: {0}; check the folder, its permissions and the disk, or turn learning off"
     )]
     Write(io::Error),
     /// The file is something else.

@@ -8,7 +8,7 @@ use emel_loader::reader::ReadError;
 use super::heat::{self, Heat, Learning};
 use crate::blueprint::Blueprint;
 use crate::generator::Generator;
-use crate::live_budget::NoticeListener;
+use crate::notice::{Notice, NoticeListener};
 
 /// Where it is kept, and who hears of what goes wrong.
 pub(crate) struct HeatFile {
@@ -21,8 +21,9 @@ impl HeatFile {
     /// says where to keep what it learns. What cannot be used is left as it is.
     pub(crate) fn new(
         blueprint: &Blueprint,
+        listener: &NoticeListener,
         generator: &mut Generator,
-        notices: &mut Vec<String>,
+        mut on_notice: impl FnMut(Notice),
     ) -> Option<Self> {
         let learning = blueprint.settings.learning;
         if learning == Learning::Off || blueprint.plan.expert_slots.is_none() {
@@ -33,13 +34,13 @@ impl HeatFile {
             Ok(Some(found)) => generator.warm(found),
             Ok(None) => {}
             Err(why) => {
-                notices.push(format!("{} is ignored: {why}", path.display()));
+                on_notice(Notice::LearntIgnored { path, why });
                 return None;
             }
         }
         (learning == Learning::Keep).then(|| Self {
             path,
-            listener: blueprint.listener.clone(),
+            listener: listener.clone(),
         })
     }
 
@@ -52,8 +53,8 @@ impl HeatFile {
             Err(error) => Err(error.to_string()),
         };
         if let Err(why) = saved {
-            let path = self.path.display();
-            self.listener.tell(&format!("{path}: {why}"));
+            let path = self.path.clone();
+            self.listener.tell(&Notice::LearntNotKept { path, why });
         }
     }
 }

@@ -136,7 +136,7 @@ fn the_smallest_budget_named_works_and_a_mebibyte_less_does_not() {
                 command.arg(budget).args(words(options)).output().unwrap()
             };
             // No context would do.
-            let advice = "raise --ram-budget or choose a smaller model";
+            let advice = "raise the budget or choose a smaller model (--ram-budget)";
             let expected = ["arch/", "a RAM budget of 1M is too small", advice];
             let smallest = smallest_budget(&refusal(run("1M".to_owned()), 1, &expected));
             result(run(format!("{smallest}M")));
@@ -173,7 +173,7 @@ fn a_context_beyond_the_budget_is_refused() {
         "llama.gguf",
         "64M is too small",
         "1000000 tokens",
-        "lower -c",
+        "raise the budget or lower the context (--ram-budget, -c)",
     ];
     refusal(output, 1, &expected);
 }
@@ -184,7 +184,11 @@ fn a_plan_that_the_machine_cannot_hold_is_refused() {
     run.arg(llama()).args(words(
         "-p hello -n 1 -c 268435456 -t 1024 --kv f32 --ram-budget 9000T",
     ));
-    let expected = ["llama.gguf", "the plan takes", "available; lower -c"];
+    let expected = [
+        "llama.gguf",
+        "the plan takes",
+        "lower the context or the budget (-c, --ram-budget)",
+    ];
     let always = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
     if always.is_ok_and(|mode| mode.trim() == "1") {
         eprintln!("skipped: this system promises any amount of memory");
@@ -199,7 +203,11 @@ fn a_prompt_longer_than_the_context_is_refused() {
     refusal(
         output,
         1,
-        &["the prompt has 4 tokens", "holds 2", "raise -c"],
+        &[
+            "the prompt has 4 tokens",
+            "holds 2",
+            "raise the context (-c)",
+        ],
     );
     result(emel_run(&llama(), words("-p hello -c 4 -n -1")));
 }
@@ -210,7 +218,11 @@ fn a_prompt_that_no_tokens_could_hold_is_refused_untokenised() {
     let path = folder.path().join("prompt.txt");
     std::fs::write(&path, "a".repeat(60 << 20)).unwrap();
     let arguments = ["-f", path.to_str().unwrap(), "-c", "200"];
-    let expected = [" bytes of text", "200 tokens", "shorten it or raise -c"];
+    let expected = [
+        " bytes of text",
+        "200 tokens",
+        "shorten it or raise the context (-c)",
+    ];
     refusal(emel_run(&llama(), arguments), 1, &expected);
 }
 
@@ -245,9 +257,13 @@ fn texts_that_cannot_be_read_are_refused() {
     fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let expected = ["prompt.txt", "over 64.0 MiB of text"];
     refusal(emel("tokenize", &llama(), ["-f", name]), 1, &expected);
-    let expected = ["prompt.txt", "50 tokens of the context hold", "raise -c"];
+    let expected = ["prompt.txt", "50 tokens of the context hold", "(-c)"];
     refusal(emel_run(&llama(), ["-f", name, "-c", "50"]), 1, &expected);
-    let expected = ["prompt.txt", "RAM budget of 32.0 MiB", "raise --ram-budget"];
+    let expected = [
+        "prompt.txt",
+        "RAM budget of 32.0 MiB",
+        "raise the budget (--ram-budget)",
+    ];
     let arguments = ["-f", name, "--ram-budget", "32M"];
     refusal(emel("eval", &llama(), arguments), 1, &expected);
     let output = emel_run(
@@ -327,7 +343,7 @@ fn a_budget_too_small_for_a_profile_says_what_it_takes() {
         &[],
     );
     let (_, freed) = message
-        .split_once("leaving out --profile would free ")
+        .split_once("leaving out the profile would free ")
         .unwrap();
     let (freed, _) = freed.split_once(" bytes").unwrap();
     assert!(freed.parse::<u64>().unwrap() > 1 << 20, "{message}");

@@ -74,7 +74,7 @@ fn memory_that_is_there_and_refused_is_said_to_be_limited() {
     for expected in [
         "the system refuses",
         "ulimit -v",
-        "lower -c or --ram-budget",
+        "lower the context or the budget (-c, --ram-budget)",
     ] {
         assert!(notes.contains(expected), "{notes}");
     }

@@ -52,11 +52,11 @@ fn lossy_options_are_named_so_in_help_notes_and_statistics() {
     assert!(!notes.contains("LOSSY") && lossy.is_null(), "{notes}");
 
     let (notes, lossy) = run(&budget, "--lossy-cache-routing 1,8 --lossy-expert-budget 1");
-    let told = "note: LOSSY: --lossy-cache-routing 1,8 with --lossy-expert-budget 1 changes";
+    let told = "note: LOSSY: cache routing 1,8 with expert budget 1 changes";
     assert_eq!(notes.matches(told).count(), 1, "{notes}");
     let [substituted, dropped] = ["substituted", "dropped"].map(|key| lossy[key].as_u64());
     let told = format!(
-        "LOSSY:   of {} expert choices while decoding {} were substituted and {} dropped",
+        "LOSSY:   {} expert choices while decoding, {} of them substituted, {} dropped",
         lossy["of_choices"],
         substituted.unwrap(),
         dropped.unwrap()
@@ -99,7 +99,7 @@ fn lossy_options_that_cannot_apply_are_refused() {
         (
             mixture(),
             "--lossy-cache-routing 2,8 --lossy-expert-budget 1",
-            "at least the 2 experts that --lossy-cache-routing keeps",
+            "at least the 2 experts that cache routing keeps",
         ),
         (
             mixture(),

@@ -178,7 +178,7 @@ fn without_a_memory_controller_there_is_an_error_with_a_remedy() {
     let root = machine("0::/", HYBRID, &files);
     let error = Cgroup::own_below(root.path()).unwrap_err();
     assert!(matches!(error, SystemError::NoMemoryCgroup));
-    assert!(error.to_string().contains("--ram-budget"));
+    assert!(error.to_string().contains("set a RAM budget"));
 }
 
 #[test]

@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use crate::error::Error;
+use crate::cli::remedies::OptionError;
 
 /// A text, and how it is cut.
 pub(super) struct Chunks<'a> {
@@ -53,7 +53,7 @@ impl<'a> Chunks<'a> {
         context: usize,
         stride: Option<usize>,
         bos: Option<u32>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, OptionError> {
         /// With two tokens, none has half a chunk before it.
         const CONTEXT_MIN: usize = 3;
         let whole = Self {
@@ -67,9 +67,9 @@ impl<'a> Chunks<'a> {
         if ids.len() <= context {
             return Ok(whole);
         }
-        let refuse = |setting, found: usize, expected: String| {
-            Err(Error::Setting {
-                setting,
+        let refuse = |option, found: usize, expected: String| {
+            Err(OptionError {
+                option,
                 found: found.to_string(),
                 expected,
             })
