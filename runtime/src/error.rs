@@ -59,7 +59,7 @@ pub enum Error {
     Budget(#[from] BudgetError),
     /// The budget cannot hold the model at this context length.
     #[error(
-        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M; raise the budget or {instead}{}{}",
+        "{}: a RAM budget of {} is too small: with a context of {context} tokens the smallest that works is {}M{}; raise the budget or {instead}{}",
         path.display(),
         in_mebibytes(*budget_bytes),
         needed_bytes.div_ceil(1 << 20),
@@ -292,7 +292,7 @@ fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
 fn held(budget_bytes: u64, context: usize) -> String {
     match context {
         0 => String::new(),
-        held => format!("; {} hold {held} tokens", in_mebibytes(budget_bytes)),
+        held => format!(", and {} hold {held} tokens", in_mebibytes(budget_bytes)),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use emel::Notice;
 use emel::blueprint::{Blueprint, ExpectedRequest, PromptForm};
 use emel::{Engine, Error, Prompt, RamBudget, Settings};
 use emel_tests::gguf_writer::Field;
@@ -94,14 +95,11 @@ fn an_answer_that_the_budget_does_not_hold_is_shortened_and_said_to_be() {
     let blueprint = planned(&model, unasked(24 << 20), 100, Some(900_000)).unwrap();
     assert!(blueprint.context > 512, "{}", blueprint.context);
     assert!(blueprint.plan.total_bytes() <= 24 << 20);
-    let told = format!("{:?}", blueprint.notices);
-    assert!(
-        told.contains(&format!(
-            "context of {} tokens, shortened from 900100",
-            blueprint.context
-        )),
-        "{told}"
-    );
+    let shortened = Notice::ContextShortened {
+        context: blueprint.context,
+        wished: 900_100,
+    };
+    assert_eq!(blueprint.notices, [shortened]);
     // A little more does not fit.
     let chosen = Settings {
         context: Some(blueprint.context + 64),
@@ -175,7 +173,8 @@ fn rotary_factors_depend_on_the_context_that_was_asked_for_alone() {
     assert_ne!(short, bits(Blueprint::new(&model, asked(4097)).unwrap()));
     let refused = planned(&model, unasked(64 << 20), 5000, Some(1)).unwrap_err();
     let told = refused.to_string();
-    let expected = "the prompt has 5000 tokens and the context holds 4096; shorten it or raise -c";
+    let expected =
+        "the prompt has 5000 tokens and the context holds 4096; shorten it or raise the context";
     assert_eq!(told, expected);
     planned(&model, asked(6000), 5000, Some(1)).unwrap();
 
@@ -215,7 +214,11 @@ fn a_first_message_of_a_conversation_gets_the_context_that_it_needs() {
     let arguments = ["-cnv", "-st", "-n", "2", "-p", &message];
     result(emel_run(&model, arguments));
     let refused = emel_run(&model, ["-cnv", "-st", "-c", "600", "-p", &message]);
-    refusal(refused, 1, &["the context holds 600", "raise -c"]);
+    refusal(
+        refused,
+        1,
+        &["the context holds 600", "raise the context (-c)"],
+    );
 }
 
 #[test]
@@ -227,7 +230,7 @@ fn a_budget_that_holds_a_shorter_context_says_so_of_one_that_was_asked_for() {
     };
     let told = Blueprint::new(&llama(), small).unwrap_err().to_string();
     assert!(
-        told.contains("raise --ram-budget or lower -c; 16M hold "),
+        told.contains(", and 16M hold ") && told.ends_with("raise the budget or lower the context"),
         "{told}"
     );
 }

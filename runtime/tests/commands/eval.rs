@@ -147,7 +147,7 @@ fn a_text_that_the_budget_does_not_hold_is_scored_in_chunks() {
     let message = refusal(
         run(""),
         1,
-        &["lower -c, which scores a long text in chunks"],
+        &["score the text in chunks of a lower context (--ram-budget, -c)"],
     );
     let (_, held) = message.split_once("16M hold ").unwrap();
     let (held, _) = held.split_once(' ').unwrap();
