@@ -305,9 +305,7 @@ impl Scheduler {
             is_lossy: self.is_lossy,
         };
         match task {
-            SessionTask::Save(attachment) => {
-                kind.save(path, self.generator.state(), &attachment)
-            }
+            SessionTask::Save(attachment) => kind.save(path, self.generator.state(), &attachment),
             SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
         }
     }

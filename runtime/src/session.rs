@@ -342,7 +342,9 @@ fn read_attachment(input: &mut impl Read) -> Result<Vec<u8>, SessionError> {
     let mut bytes = Vec::new();
     if length <= ATTACHMENT_BYTES_MAX {
         let mut attachment = input.take(length);
-        attachment.read_to_end(&mut bytes).map_err(SessionError::Read)?;
+        attachment
+            .read_to_end(&mut bytes)
+            .map_err(SessionError::Read)?;
     }
     match bytes.len() as u64 == length {
         true => Ok(bytes),

@@ -286,7 +286,7 @@ fn names() -> String {
 }
 
 /// The text with `\n`, `\r`, `\t` and `\\` as what they stand for.
-fn unescaped(text: &str) -> String {
+pub(super) fn unescaped(text: &str) -> String {
     let mut unescaped = String::with_capacity(text.len());
     let mut characters = text.chars();
     while let Some(character) = characters.next() {

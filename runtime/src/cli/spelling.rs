@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 
 /// Options that are only spelt otherwise.
-const RENAMED: [(&str, &str); 10] = [
+const RENAMED: [(&str, &str); 12] = [
     ("-cnv", "--conversation"),
     ("-no-cnv", "--no-conversation"),
     ("-sys", "--system-prompt"),
@@ -15,6 +15,8 @@ const RENAMED: [(&str, &str); 10] = [
     ("--top-n-sigma", "--top-nsigma"),
     ("--typical-p", "--typical"),
     ("--sampler-seq", "--sampling-seq"),
+    ("--reverse-prompt", "--stop"),
+    ("-co", "--color"),
 ];
 
 /// Options that ask for what emel does anyway.
@@ -28,7 +30,7 @@ const ALREADY_SO: [&str; 6] = [
 ];
 
 /// Options whose value may look like another option.
-const WITH_TEXT: [&str; 9] = [
+const WITH_TEXT: [&str; 11] = [
     "-p",
     "--prompt",
     "-f",
@@ -38,7 +40,13 @@ const WITH_TEXT: [&str; 9] = [
     "--chat-template",
     "--dry-sequence-breaker",
     "--session",
+    "-r",
+    "--stop",
 ];
+
+/// An option that may have one of these values as its next argument, or none.
+const COLOR: &str = "--color";
+const COLOR_VALUES: [&str; 3] = ["auto", "on", "off"];
 
 const MODEL: [&str; 2] = ["-m", "--model"];
 const KEY_TYPE: [&str; 2] = ["-ctk", "--cache-type-k"];
@@ -48,7 +56,7 @@ const CACHE_TYPE_DEFAULT: &str = "f16";
 const GPU_LAYERS: [&str; 3] = ["-ngl", "--gpu-layers", "--n-gpu-layers"];
 
 /// Options without a counterpart, and what to do instead.
-const WITHOUT_COUNTERPART: [(&[&str], &str); 12] = [
+const WITHOUT_COUNTERPART: [(&[&str], &str); 10] = [
     (
         &["-b", "--batch-size", "-ub", "--ubatch-size"],
         "emel takes as many tokens of a prompt in a pass as the budget allows, which changes no bit of the result; leave it out",
@@ -81,14 +89,9 @@ const WITHOUT_COUNTERPART: [(&[&str], &str); 12] = [
         &["-i", "--interactive", "-if", "--interactive-first"],
         "-cnv holds a conversation",
     ),
-    (&["-co", "--color"], "texts have no colours; leave it out"),
     (
         &["-v", "--verbose", "--log-verbose"],
         "--stats tells what an answer costs, and --profile where its time goes",
-    ),
-    (
-        &["-r", "--reverse-prompt"],
-        "an answer ends where the model ends it, or after -n tokens; leave it out",
     ),
     (
         &[
@@ -110,7 +113,7 @@ const WITHOUT_COUNTERPART: [(&[&str], &str); 12] = [
 pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, String> {
     let mut own = Vec::with_capacity(arguments.len());
     let mut cache = CacheTypes::default();
-    let mut arguments = arguments.into_iter();
+    let mut arguments = arguments.into_iter().peekable();
     own.extend(arguments.next());
     while let Some(argument) = arguments.next() {
         if argument == "--" {
@@ -130,6 +133,14 @@ pub(super) fn in_own_terms(arguments: Vec<OsString>) -> Result<Vec<OsString>, St
             let text = value.is_none().then(take).flatten();
             own.push(argument);
             own.extend(text);
+        } else if is_one_of(&[COLOR]) && value.is_none() {
+            let is_value = |next: &OsString| COLOR_VALUES.iter().any(|known| next == known);
+            let mut argument = argument;
+            if let Some(value) = arguments.next_if(is_value) {
+                argument.push("=");
+                argument.push(value);
+            }
+            own.push(argument);
         } else if is_one_of(&ALREADY_SO) && value.is_none() {
             // It is so.
         } else if is_one_of(&MODEL) {
@@ -256,6 +267,9 @@ mod tests {
                 "emel-run m --temp 0 -p --simple-io",
             ),
             ("emel-run m --n-predict 3", "emel-run m --predict 3"),
+            ("emel-run --color -m m", "emel-run --color m"),
+            ("emel-run -co off m", "emel-run --color=off m"),
+            ("emel-run m -r --color", "emel-run m -r --color"),
             ("emel-run m", "emel-run m"),
             ("emel-run -m", "emel-run"),
             (

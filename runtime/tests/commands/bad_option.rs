@@ -13,7 +13,10 @@ use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
 #[test]
 fn wrong_usage_is_one_line_and_status_2() {
     for (arguments, expected) in [
-        ("", "--prompt <TEXT>|--file <FILE>"),
+        (
+            "",
+            "standard input is empty, expected one, as -p TEXT or -f FILE",
+        ),
         ("-p a -f b", "cannot be used with"),
         ("-p a -n -2", "-2 is not in"),
         ("-p a -n many", "'many'"),
@@ -52,7 +55,6 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("-p a --mlock", "as --ram-budget says"),
         ("-p a --batch-size=512", "--batch-size: emel takes as many"),
         ("-p a --gpu-layers=9", "emel computes on the processor"),
-        ("-p a --color", "--color: texts have no colours"),
         ("-i", "-cnv holds a conversation"),
         (
             "-cnv --chat-template llama3",
