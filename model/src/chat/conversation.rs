@@ -392,7 +392,10 @@ mod tests {
         found.set_system(Some("s"));
         assert_eq!(found, conversation(&LONG[..3]));
         found.set_system(Some("other"));
-        assert_eq!(found, conversation(&[("system", "other"), LONG[1], LONG[2]]));
+        assert_eq!(
+            found,
+            conversation(&[("system", "other"), LONG[1], LONG[2]])
+        );
         found.set_system(None);
         assert_eq!(found, conversation(&LONG[1..3]));
     }
