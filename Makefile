@@ -13,7 +13,7 @@ help: ## this list
 demo: ## a 94 MiB model in a budget of 64 MiB
 	$(PYTHON) scripts/fetch_models.py --only smollm2
 	$(CARGO) build --release
-	$(BINARIES)/emel-run $(SMOLLM2) --ram-budget 64M -p "The capital of France is" -n 48 --temp 0
+	$(BINARIES)/emel-run $(SMOLLM2) --ram-budget 64M -st -p "Give me three tips for staying healthy." --temp 0
 
 models: ## download the two small test models
 	$(PYTHON) scripts/fetch_models.py

@@ -85,8 +85,10 @@ pub struct Blueprint {
 }
 
 /// What is known of a request before its model is planned.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ExpectedRequest<'a> {
+    /// The prompt, if it is known already.
+    pub prompt: Option<Prompt>,
     /// Tokens of the answer at most; none if it goes on until the model ends it.
     pub answer_tokens: Option<usize>,
     /// A session's file, of which the context has to hold the tokens.
@@ -138,19 +140,19 @@ impl Blueprint {
         Ok((contents.plan(path, settings, None)?, ids))
     }
 
-    /// As [`Blueprint::new`], for a request whose prompt is known: unless the user chose a
-    /// context, it is as long as prompt and answer. Returns the prompt's token ids, too. The
-    /// prompt is asked for once it is known how long it may be.
+    /// As [`Blueprint::new`], for a request of which something is known: unless the user chose a
+    /// context, it is as long as prompt and answer. Returns what `request` does besides, and the
+    /// prompt's token ids, none where it is not known. The request is asked for once it is known
+    /// how long its prompt may be.
     ///
     /// # Errors
-    /// As [`Blueprint::new`] and `prompt`, and when the prompt is empty, too long or not of
+    /// As [`Blueprint::new`] and `request`, and when the prompt is empty, too long or not of
     /// this vocabulary.
-    pub fn for_request<E: From<Error>>(
+    pub fn for_request<'a, T, E: From<Error>>(
         path: &Path,
         mut settings: Settings,
-        request: &ExpectedRequest<'_>,
-        prompt: impl FnOnce(&PromptForm<'_>) -> Result<Prompt, E>,
-    ) -> Result<(Self, Vec<u32>), E> {
+        request: impl FnOnce(&PromptForm<'_>) -> Result<(ExpectedRequest<'a>, T), E>,
+    ) -> Result<(Self, T, Vec<u32>), E> {
         lossy::settle(&mut settings)?;
         let contents = Contents::read(path, &settings)?;
         let context = contents.context_max(&settings);
@@ -166,13 +168,18 @@ impl Blueprint {
             chat_templates: &contents.chat_templates,
             tokenizer: &contents.tokenizer,
         };
-        let ids = prompt(&form)?.ids(&contents.tokenizer, &limits)?;
-        let kept = request.session.map_or(0, session::saved_tokens);
-        let tokens = RequestTokens {
-            prompt: ids.len().max(kept),
-            answer: request.answer_tokens,
+        let (expected, besides) = request(&form)?;
+        let ids = match expected.prompt {
+            Some(prompt) => prompt.ids(&contents.tokenizer, &limits)?,
+            None => Vec::new(),
         };
-        Ok((contents.plan(path, settings, Some(tokens))?, ids))
+        let kept = expected.session.map_or(0, session::saved_tokens);
+        let tokens = Some(ids.len().max(kept)).filter(|&tokens| tokens > 0);
+        let tokens = tokens.map(|prompt| RequestTokens {
+            prompt,
+            answer: expected.answer_tokens,
+        });
+        Ok((contents.plan(path, settings, tokens)?, besides, ids))
     }
 
     /// A budget may be more than the machine has; the plan is made for it all the same.

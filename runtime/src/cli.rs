@@ -1,6 +1,7 @@
 //! The command line: the program's commands, and what they share: options, progress and
 //! exit codes.
 
+pub mod answers;
 pub mod conversation;
 pub mod doctor;
 pub mod drive;

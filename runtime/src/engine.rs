@@ -215,7 +215,22 @@ impl Engine {
     /// # Errors
     /// When the path holds something else or cannot be written.
     pub async fn save_session(&self, path: impl AsRef<Path>) -> Result<usize, Error> {
-        self.session(path.as_ref(), SessionTask::Save).await
+        self.save_session_with(path, "").await
+    }
+
+    /// As [`Engine::save_session`], with a text of the caller's in the same file, such as
+    /// the messages of a conversation; [`session_attachment`](crate::session_attachment)
+    /// reads it.
+    ///
+    /// # Errors
+    /// As [`Engine::save_session`].
+    pub async fn save_session_with(
+        &self,
+        path: impl AsRef<Path>,
+        attachment: &str,
+    ) -> Result<usize, Error> {
+        let task = SessionTask::Save(attachment.to_owned());
+        self.session(path.as_ref(), task).await
     }
 
     /// Goes back to a saved session, and says how many tokens it stands for.

@@ -48,7 +48,8 @@ pub(crate) struct Tracing {
 
 /// What to do with a session file.
 pub(crate) enum SessionTask {
-    Save,
+    /// Save it, with a text of the caller's.
+    Save(String),
     Restore,
 }
 

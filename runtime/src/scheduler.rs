@@ -324,7 +324,7 @@ impl Scheduler {
             is_lossy: self.is_lossy,
         };
         match task {
-            SessionTask::Save => kind.save(path, self.generator.state()),
+            SessionTask::Save(attachment) => kind.save(path, self.generator.state(), &attachment),
             SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
         }
     }

@@ -6,8 +6,10 @@
 //! KV type, as GGUF numbers it    u32
 //! identity of the model          u64
 //! flags                          u32: 1 for rotary factors beyond the original context,
-//!                                2 if lossy routing has changed tokens
-//! the first of these             u64, only with that flag
+//!                                2 if lossy routing has changed tokens, 4 for a text of
+//!                                the caller's, such as the messages of a conversation
+//! the first changed token        u64, only with flag 2
+//! that text                      bytes as u64, then the bytes, only with flag 4
 //! tokens                         u64, then a u32 for each
 //! layers                         as emel_model::state writes them
 //! XxHash64 of all the above      u64
@@ -30,6 +32,7 @@ use emel_model::kv_cache::KvType;
 use emel_model::state::{SequenceState, StateError};
 use twox_hash::XxHash64;
 
+use crate::error::Error;
 use crate::hashing::Hashing;
 use crate::whole_file::{begins_with, end_of_links, file_beside, write_whole};
 
@@ -39,6 +42,10 @@ const VERSION: u32 = 2;
 /// Flags.
 const LONG: u32 = 1;
 const LOSSY: u32 = 2;
+const ATTACHED: u32 = 4;
+
+/// More than the messages of any context take.
+const ATTACHMENT_BYTES_MAX: u64 = 256 << 20;
 
 /// Tensors that are looked into to tell models of one shape apart, and how far. All but
 /// the largest models have fewer.
@@ -141,7 +148,12 @@ impl SessionKind {
     ///
     /// # Errors
     /// When the path holds something else, or cannot be written.
-    pub(crate) fn save(&self, path: &Path, state: &SequenceState) -> Result<usize, SessionError> {
+    pub(crate) fn save(
+        &self,
+        path: &Path,
+        state: &SequenceState,
+        attachment: &str,
+    ) -> Result<usize, SessionError> {
         if path.exists() {
             if !is_session(path)? {
                 return Err(SessionError::Foreign);
@@ -150,25 +162,35 @@ impl SessionKind {
                 return Ok(0);
             }
         }
-        write_whole(path, |out| self.write(out, state)).map_err(SessionError::Write)?;
+        write_whole(path, |out| self.write(out, state, attachment)).map_err(SessionError::Write)?;
         Ok(state.tokens().len())
     }
 
-    fn write(&self, out: &mut impl Write, state: &SequenceState) -> io::Result<()> {
+    fn write(
+        &self,
+        out: &mut impl Write,
+        state: &SequenceState,
+        attachment: &str,
+    ) -> io::Result<()> {
         let mut out = Hashing::new(out);
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
         out.write_all(&ggml_type(self.kv_type).to_le_bytes())?;
         out.write_all(&self.identity.to_le_bytes())?;
-        let long = if self.is_long() { LONG } else { 0 };
-        let lossy = if state.lossy_from().is_some() {
-            LOSSY
-        } else {
-            0
-        };
-        out.write_all(&(long | lossy).to_le_bytes())?;
+        let flags = [
+            (self.is_long(), LONG),
+            (state.lossy_from().is_some(), LOSSY),
+            (!attachment.is_empty(), ATTACHED),
+        ];
+        let flags = flags.into_iter().filter(|(is_set, _)| *is_set);
+        let flags: u32 = flags.map(|(_, flag)| flag).sum();
+        out.write_all(&flags.to_le_bytes())?;
         if let Some(first) = state.lossy_from() {
             out.write_all(&(first as u64).to_le_bytes())?;
+        }
+        if !attachment.is_empty() {
+            out.write_all(&(attachment.len() as u64).to_le_bytes())?;
+            out.write_all(attachment.as_bytes())?;
         }
         state.write(&mut out)?;
         let Hashing { inner, hasher } = out;
@@ -245,23 +267,14 @@ impl SessionKind {
     /// A reader of a session of this kind, up to its tokens, and the first of these that
     /// lossy routing has changed.
     fn open(&self, path: &Path) -> Result<(SessionReader, Option<u64>), SessionError> {
-        let file = open_file(path)?;
-        let mut input = Hashing::new(BufReader::new(file));
-        if read_array(&mut input).map_err(foreign_if_short)? != MAGIC {
-            return Err(SessionError::Foreign);
-        }
-        let found = u32::from_le_bytes(read_array(&mut input)?);
-        if found != VERSION {
-            return Err(SessionError::Version { found });
-        }
-        let kv_type = u32::from_le_bytes(read_array(&mut input)?);
-        if u64::from_le_bytes(read_array(&mut input)?) != self.identity {
+        let (input, header) = open_session(path)?;
+        if header.identity != self.identity {
             return Err(SessionError::OtherModel);
         }
-        if kv_type != ggml_type(self.kv_type) {
+        if header.kv_type != ggml_type(self.kv_type) {
             let found = KvType::ALL
                 .iter()
-                .find(|&&known| ggml_type(known) == kv_type);
+                .find(|&&known| ggml_type(known) == header.kv_type);
             return Err(
                 found.map_or(SessionError::Damaged, |&found| SessionError::KvType {
                     found,
@@ -269,19 +282,10 @@ impl SessionKind {
                 }),
             );
         }
-        let flags = u32::from_le_bytes(read_array(&mut input)?);
-        if flags & !(LONG | LOSSY) != 0 {
-            return Err(SessionError::Damaged);
-        }
-        let lossy_from = match flags & LOSSY {
-            0 => None,
-            _ => Some(u64::from_le_bytes(read_array(&mut input)?)),
-        };
-        let is_long = flags & LONG != 0;
         match self.long_factors {
-            _ if is_long == self.is_long() => Ok((input, lossy_from)),
+            _ if header.is_long == self.is_long() => Ok((input, header.lossy_from)),
             Some((original_context, _)) => Err(SessionError::RotaryFactors {
-                is_long,
+                is_long: header.is_long,
                 original_context,
             }),
             None => Err(SessionError::Damaged),
@@ -292,24 +296,89 @@ impl SessionKind {
 /// The tokens of the session at `path`; 0 if there is none, or none that can be used, which
 /// [`SessionKind::check`] says later.
 pub(crate) fn saved_tokens(path: &Path) -> usize {
-    let read = || {
-        let mut input = BufReader::new(open_file(path)?);
-        let magic_and_version = (
-            read_array(&mut input)?,
-            u32::from_le_bytes(read_array(&mut input)?),
-        );
-        // The type of keys and values, and the model.
-        let _: [u8; 12] = read_array(&mut input)?;
-        let flags = u32::from_le_bytes(read_array(&mut input)?);
-        if magic_and_version != (MAGIC, VERSION) {
-            return Err(SessionError::Foreign);
-        }
-        if flags & LOSSY != 0 {
-            let _: [u8; 8] = read_array(&mut input)?;
-        }
+    let read = || -> Result<u64, SessionError> {
+        let (mut input, _) = open_session(path)?;
         Ok(u64::from_le_bytes(read_array(&mut input)?))
     };
     read().map_or(0, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX))
+}
+
+/// What a session's file says before its tokens.
+struct Header {
+    kv_type: u32,
+    identity: u64,
+    is_long: bool,
+    lossy_from: Option<u64>,
+    attachment: Option<Vec<u8>>,
+}
+
+/// A reader of a session of any kind, up to its tokens, and what came before them.
+fn open_session(path: &Path) -> Result<(SessionReader, Header), SessionError> {
+    let file = open_file(path)?;
+    let mut input = Hashing::new(BufReader::new(file));
+    if read_array(&mut input).map_err(foreign_if_short)? != MAGIC {
+        return Err(SessionError::Foreign);
+    }
+    let found = u32::from_le_bytes(read_array(&mut input)?);
+    if found != VERSION {
+        return Err(SessionError::Version { found });
+    }
+    let kv_type = u32::from_le_bytes(read_array(&mut input)?);
+    let identity = u64::from_le_bytes(read_array(&mut input)?);
+    let flags = u32::from_le_bytes(read_array(&mut input)?);
+    if flags & !(LONG | LOSSY | ATTACHED) != 0 {
+        return Err(SessionError::Damaged);
+    }
+    let lossy_from = match flags & LOSSY {
+        0 => None,
+        _ => Some(u64::from_le_bytes(read_array(&mut input)?)),
+    };
+    let attachment = match flags & ATTACHED {
+        0 => None,
+        _ => Some(read_attachment(&mut input)?),
+    };
+    let header = Header {
+        kv_type,
+        identity,
+        is_long: flags & LONG != 0,
+        lossy_from,
+        attachment,
+    };
+    Ok((input, header))
+}
+
+fn read_attachment(input: &mut impl Read) -> Result<Vec<u8>, SessionError> {
+    let length = u64::from_le_bytes(read_array(input)?);
+    let mut bytes = Vec::new();
+    if length <= ATTACHMENT_BYTES_MAX {
+        let mut attachment = input.take(length);
+        attachment
+            .read_to_end(&mut bytes)
+            .map_err(SessionError::Read)?;
+    }
+    match bytes.len() as u64 == length {
+        true => Ok(bytes),
+        false => Err(SessionError::Damaged),
+    }
+}
+
+/// The text that [`Engine::save_session_with`](crate::Engine::save_session_with) has put
+/// into a session's file, if it has one. The whole file is read, to see that it is intact.
+///
+/// # Errors
+/// When the file cannot be read, is no session, or is damaged.
+pub fn session_attachment(path: impl AsRef<Path>) -> Result<Option<String>, Error> {
+    let path = path.as_ref();
+    let read = || {
+        let Some(bytes) = open_session(path)?.1.attachment else {
+            return Ok(None);
+        };
+        match String::from_utf8(bytes) {
+            Ok(text) if is_whole(path)? => Ok(Some(text)),
+            _ => Err(SessionError::Damaged),
+        }
+    };
+    read().map_err(|source| Error::session(path, source))
 }
 
 impl SessionError {

@@ -32,7 +32,7 @@ fn peak_bytes(model: &Path, budget: &str, cap_bytes: u64, io: &str, report: &Pat
     let model = model.to_str().unwrap();
     let mut command = vec![run, model, "--ram-budget", budget, "--io", io];
     let text = "one two three ".repeat(150);
-    command.extend(["-p", &text, "-n", "16", "-c", "512"]);
+    command.extend(["-no-cnv", "-p", &text, "-n", "16", "-c", "512"]);
     command.extend(["--temp", "0", "--ignore-eos"]);
     let output = capped(cap_bytes, report, &command);
     let errors = String::from_utf8_lossy(&output.stderr);

@@ -85,7 +85,7 @@ fn set_hard(group: &Path, names: &[&str], bytes: u64) {
 
 fn run(model: &Path, io: &str) -> Vec<String> {
     let run = env!("CARGO_BIN_EXE_emel-run");
-    let fixed = "--ram-budget 130M -c 2048 -n 1900 --temp 0 --ignore-eos -t 1";
+    let fixed = "-no-cnv --ram-budget 130M -c 2048 -n 1900 --temp 0 --ignore-eos -t 1";
     let mut command = vec![run.to_owned(), model.to_str().unwrap().to_owned()];
     command.extend(fixed.split(' ').map(str::to_owned));
     command.extend(["--io", io, "-p", "The capital of France is"].map(str::to_owned));

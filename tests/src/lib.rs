@@ -11,3 +11,4 @@ pub mod random;
 pub mod routing;
 pub mod run;
 pub mod signals;
+pub mod terminal;

@@ -143,6 +143,52 @@ impl Conversation {
         self.messages.clear();
     }
 
+    /// Sets the message of the system that the conversation begins with, or removes it.
+    pub fn set_system(&mut self, content: Option<&str>) {
+        if self.begins_with_system() {
+            self.messages.remove(0);
+        }
+        if let Some(text) = content {
+            self.push("system", text);
+            self.messages.rotate_right(1);
+        }
+    }
+
+    /// Forgets the oldest message of the user and what answers it, but neither the system's
+    /// message nor the last message of the user. Says whether there was one.
+    pub fn drop_oldest_turn(&mut self) -> bool {
+        let begin = usize::from(self.begins_with_system());
+        let is_user = |message: &Map<String, Value>| is_of(message, "user");
+        let later = self.messages.iter().skip(begin + 1);
+        match later.clone().position(is_user) {
+            Some(turn) => {
+                self.messages.drain(begin..=begin + turn);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes back the last message of the user and what answers it. Returns its text, or none
+    /// if there is no message of the user.
+    pub fn pop_turn(&mut self) -> Option<String> {
+        let is_user = |message: &Map<String, Value>| is_of(message, "user");
+        let at = self.messages.iter().rposition(is_user)?;
+        let turn = self.messages.split_off(at);
+        let content = turn[0].get("content").and_then(Value::as_str);
+        Some(content.unwrap_or_default().to_owned())
+    }
+
+    fn begins_with_system(&self) -> bool {
+        let first = self.messages.first();
+        first.is_some_and(|message| is_of(message, "system"))
+    }
+
+    /// The template's own variables (`chat_template_kwargs`).
+    pub fn variables_mut(&mut self) -> &mut Map<String, Value> {
+        &mut self.variables
+    }
+
     /// Whether tools are offered.
     pub fn has_tools(&self) -> bool {
         let tools = self.tools.as_ref().and_then(Value::as_array);
@@ -193,6 +239,10 @@ pub fn assistant_message(answer: &str) -> Map<String, Value> {
         message.insert("thinking".to_owned(), thoughts.into());
     }
     message
+}
+
+fn is_of(message: &Map<String, Value>, role: &str) -> bool {
+    message.get("role").and_then(Value::as_str) == Some(role)
 }
 
 fn checked_message(place: &str, message: Value) -> Result<Map<String, Value>, ConversationError> {
@@ -286,4 +336,67 @@ fn bytes(value: &Value) -> usize {
 /// A part of a message that is text.
 pub(super) fn text_part(text: &str) -> Value {
     json!({"type": "text", "text": text})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conversation(messages: &[(&str, &str)]) -> Conversation {
+        let mut conversation = Conversation::default();
+        for (role, content) in messages {
+            conversation.push(role, content);
+        }
+        conversation
+    }
+
+    const LONG: [(&str, &str); 6] = [
+        ("system", "s"),
+        ("user", "1"),
+        ("assistant", "a"),
+        ("user", "2"),
+        ("assistant", "b"),
+        ("user", "3"),
+    ];
+
+    #[test]
+    fn the_oldest_turns_are_dropped_but_never_the_system_prompt_nor_the_last_message() {
+        let mut found = conversation(&LONG);
+        assert!(found.drop_oldest_turn());
+        let expected = [LONG[0], LONG[3], LONG[4], LONG[5]];
+        assert_eq!(found, conversation(&expected));
+        assert!(found.drop_oldest_turn());
+        assert!(!found.drop_oldest_turn());
+        assert_eq!(found, conversation(&[LONG[0], LONG[5]]));
+        let mut found = conversation(&LONG[1..]);
+        assert!(found.drop_oldest_turn() && found.drop_oldest_turn());
+        assert!(!found.drop_oldest_turn());
+        assert_eq!(found, conversation(&LONG[5..]));
+        assert!(!Conversation::default().drop_oldest_turn());
+    }
+
+    #[test]
+    fn the_last_turn_is_taken_back() {
+        let mut found = conversation(&LONG);
+        assert_eq!(found.pop_turn().as_deref(), Some("3"));
+        assert_eq!(found.pop_turn().as_deref(), Some("2"));
+        assert_eq!(found, conversation(&LONG[..3]));
+        assert_eq!(found.pop_turn().as_deref(), Some("1"));
+        assert_eq!(found.pop_turn(), None);
+        assert_eq!(found, conversation(&LONG[..1]));
+    }
+
+    #[test]
+    fn the_system_prompt_is_set_replaced_and_removed() {
+        let mut found = conversation(&LONG[1..3]);
+        found.set_system(Some("s"));
+        assert_eq!(found, conversation(&LONG[..3]));
+        found.set_system(Some("other"));
+        assert_eq!(
+            found,
+            conversation(&[("system", "other"), LONG[1], LONG[2]])
+        );
+        found.set_system(None);
+        assert_eq!(found, conversation(&LONG[1..3]));
+    }
 }

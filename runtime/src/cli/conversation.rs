@@ -1,81 +1,126 @@
-//! `emel-run -cnv`: a conversation in the terminal, or with lines from a pipe.
+//! A conversation with a model, in the terminal or through pipes.
 
-use std::io::{self, BufRead, IsTerminal, Read};
+mod commands;
+mod display;
+mod history;
+mod lines;
+mod reasoning;
+mod talk;
+mod terminal;
+
+use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use emel_model::chat::{ChatTemplate, ChatTemplates, Conversation, assistant_message};
-use rustyline::DefaultEditor;
-use rustyline::error::ReadlineError;
-use tokio::sync::mpsc;
+use commands::{Meaning, Next, meaning};
+use display::{ColourChoice, Colours, ReasoningFormat};
+use emel_model::chat::{ChatTemplates, Conversation};
+use history::History;
+use lines::{Entry, Input};
+use serde_json::{Map, Value};
+use talk::{Answered, SamplerRoom, Talk};
+pub use talk::{ContextFull, PREDICT_DEFAULT};
 
-use super::interrupt::{EndSignal, Event, Interrupts};
-use super::progress::PromptBar;
-use super::remedies::OptionError;
+use super::answers::AnswerOptions;
+use super::escapes::Escapes;
+use super::interrupt::{EndSignal, Interrupts};
 use super::template::TemplateOptions;
-use super::{
-    Interrupted, Kept, OutputError, message, note_full_context, notice, one_line, print, read_text,
-    start, tell,
-};
+use super::{Interrupted, Kept, OutputError, message, notice, one_line, read_text, start, tell};
 use crate::blueprint::Blueprint;
 use crate::{Engine, Error, Prompt, Request, TextLimit, Usage};
-
-/// What begins the line that the user writes.
-const PROMPT: &str = "> ";
 
 /// Options of a conversation, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
 pub struct ConversationOptions {
-    /// Hold a conversation, in the form of the model's chat template; a text is its first
-    /// message [short: -cnv]
-    #[arg(long)]
+    /// Hold a conversation, which is the default for a model with a chat template; each
+    /// line of a pipe is a message then [short: -cnv]
+    #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     pub conversation: bool,
 
-    /// Continue the text as it is, which is the default [short: -no-cnv]
-    #[arg(long, conflicts_with = "conversation")]
+    /// Continue the text as it is, which is the default for a base model [short: -no-cnv]
+    #[arg(
+        long,
+        overrides_with_all = ["conversation", "no_conversation"],
+        conflicts_with_all = [
+            "system_prompt",
+            "system_prompt_file",
+            "chat_template",
+            "chat_template_file",
+            "chat_template_kwargs"
+        ]
+    )]
     pub no_conversation: bool,
 
     /// System prompt, which a conversation begins with [short: -sys]
-    #[arg(
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        requires = "conversation"
-    )]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system_prompt: Option<String>,
 
-    /// A file that holds what a conversation begins with [short: -sysf]
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "system_prompt",
-        requires = "conversation"
-    )]
+    /// A file that holds the system prompt [short: -sysf]
+    #[arg(long, value_name = "FILE", conflicts_with = "system_prompt")]
     pub system_prompt_file: Option<PathBuf>,
 
-    /// End after one answer [short: -st]
-    #[arg(long, requires = "conversation")]
+    /// End after one answer, as without a terminal [short: -st]
+    #[arg(long)]
     pub single_turn: bool,
 
     #[command(flatten)]
     template: TemplateOptions,
+
+    /// Variables of the chat template, as a JSON object
+    #[arg(long, value_name = "JSON", value_parser = template_variables)]
+    chat_template_kwargs: Option<Map<String, Value>>,
+
+    /// What is shown of a model's thoughts
+    #[arg(long, value_enum, default_value_t = ReasoningFormat::Auto)]
+    reasoning_format: ReasoningFormat,
+
+    /// 0 asks for an answer without thoughts, by `enable_thinking` in the chat template; -1
+    /// leaves it to the model
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..=0))]
+    reasoning_budget: i64,
+
+    /// What happens when the context is full
+    #[arg(long, value_enum, default_value_t = ContextFull::Drop)]
+    context_full: ContextFull,
+
+    /// Colours
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHEN",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value_t = ColourChoice::Auto,
+        default_missing_value = "on"
+    )]
+    color: ColourChoice,
+
+    /// Neither read nor keep what was typed (~/.local/state/emel/history)
+    #[arg(long)]
+    no_history: bool,
+}
+
+/// How far a conversation goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turns {
+    /// The first message, if it is known already.
+    pub first: Option<String>,
+    /// Whether there is only one.
+    pub is_single: bool,
 }
 
 impl ConversationOptions {
-    /// Checks what clap cannot.
-    ///
-    /// # Errors
-    /// When there is a template and no conversation.
-    pub fn check(&self) -> Result<(), OptionError> {
-        if self.conversation || !self.template.is_given() {
-            return Ok(());
-        }
-        Err(OptionError {
-            option: "--chat-template",
-            found: "given for a text that is continued as it is".to_owned(),
-            expected: "--conversation (-cnv) with it".to_owned(),
-        })
+    /// Whether a conversation is asked for, by whatever option.
+    pub fn is_asked_for(&self) -> bool {
+        self.conversation
+            || self.system_prompt.is_some()
+            || self.system_prompt_file.is_some()
+            || self.template.is_given()
+            || self.chat_template_kwargs.is_some()
+            || (self.single_turn && !self.no_conversation)
     }
 
     /// The files that are read, by option.
@@ -85,23 +130,21 @@ impl ConversationOptions {
         system.into_iter().chain(self.template.file())
     }
 
-    /// What the conversation begins with: its form, the system prompt, and the first message
-    /// if it is known already.
+    /// What the first message makes of the template of the model at `path`.
     ///
     /// # Errors
-    /// When a file cannot be read, or the template cannot be used.
-    pub fn opening(
+    /// When the template cannot be used, or not for this message.
+    pub fn first_prompt(
         &self,
-        model: &Path,
+        path: &Path,
         templates: &ChatTemplates,
         limit: &TextLimit,
-        first: Option<String>,
-    ) -> anyhow::Result<Opening> {
-        Ok(Opening {
-            template: self.template.compile(model, templates, false)?,
-            system: self.system(limit)?,
-            first,
-        })
+        text: &str,
+    ) -> anyhow::Result<Prompt> {
+        let template = self.template.compile(path, templates, false)?;
+        let mut conversation = self.beginning(limit)?;
+        conversation.push("user", text);
+        Ok(Prompt::Rendered(template.render(&conversation)?))
     }
 
     fn system(&self, limit: &TextLimit) -> anyhow::Result<Option<String>> {
@@ -111,189 +154,250 @@ impl ConversationOptions {
             (None, None) => Ok(None),
         }
     }
-}
 
-/// What a conversation begins with.
-pub struct Opening {
-    template: ChatTemplate,
-    system: Option<String>,
-    first: Option<String>,
-}
+    fn history(&self) -> History {
+        match self.no_history {
+            true => History::none(),
+            false => History::of_user(),
+        }
+    }
 
-impl Opening {
-    /// The prompt that the first message becomes.
-    ///
-    /// # Errors
-    /// When the template refuses it.
-    pub fn prompt(&self) -> anyhow::Result<Prompt> {
+    /// The conversation before its first message.
+    fn beginning(&self, limit: &TextLimit) -> anyhow::Result<Conversation> {
         let mut conversation = Conversation::default();
-        if let Some(system) = &self.system {
-            conversation.push("system", system);
+        conversation.set_system(self.system(limit)?.as_deref());
+        let variables = conversation.variables_mut();
+        if self.reasoning_budget == 0 {
+            variables.insert("enable_thinking".to_owned(), false.into());
         }
-        if let Some(first) = &self.first {
-            conversation.push("user", first);
-        }
-        Ok(Prompt::Rendered(self.template.render(&conversation)?))
+        variables.extend(self.chat_template_kwargs.clone().unwrap_or_default());
+        Ok(conversation)
     }
 }
 
-/// Talks until the input ends. `request` says how answers are made; its prompt is not
-/// used. `on_usage` is told what each answer cost.
+fn template_variables(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| {
+        format!("expected a JSON object such as {{\"enable_thinking\": false}}: {error}")
+    })
+}
+
+/// How answers are made.
+pub struct Answering {
+    /// What `/set` changes.
+    pub options: AnswerOptions,
+    /// How escapes in texts among the options are read.
+    pub escapes: Escapes,
+    /// The options as a request, whose prompt is not used.
+    pub request: Request,
+}
+
+/// Talks until the input ends, or for one answer. `session` is the file that the conversation
+/// is kept in. `on_usage` takes what each answer cost.
 ///
 /// # Errors
-/// When the model cannot be started, standard output is closed, or, where nobody is at
-/// the keyboard, a message was not answered.
+/// When the model cannot be started, standard output is closed, the session cannot be saved,
+/// or, through a pipe, a message was not answered.
 pub async fn run(
     options: &ConversationOptions,
-    opening: Opening,
+    turns: Turns,
     blueprint: Blueprint,
-    request: Request,
+    answering: Answering,
+    session: Option<PathBuf>,
     mut on_usage: impl FnMut(&Usage),
 ) -> anyhow::Result<()> {
     let limit = blueprint.text_limit();
-    let mut next = opening.first;
+    let template = options
+        .template
+        .compile(&blueprint.path, &blueprint.chat_templates, false)?;
     let mut talk = Talk {
-        template: opening.template,
-        request,
-        system: opening.system,
-        conversation: Conversation::default(),
+        template,
+        tokenizer: Arc::clone(&blueprint.tokenizer),
+        answers: answering.options,
+        escapes: answering.escapes,
+        request: answering.request,
+        sampler_room: SamplerRoom::of(&blueprint),
+        conversation: options.beginning(&limit)?,
+        context_full: options.context_full,
+        reasoning: options.reasoning_format,
+        colours: Colours::new(options.color),
+        session,
+        last_usage: None,
+        is_warned: turns.is_single,
     };
-    talk.clear();
-    let engine = start(blueprint).await?;
-    // At the keyboard's line nothing else is heard, and the other signals end the process.
-    let interrupts = if io::stdin().is_terminal() {
-        Interrupts::listen_to_keyboard()
-    } else {
-        Interrupts::listen()
+    let saved = talk.session.clone().filter(|path| path.exists());
+    if let Some(path) = &saved
+        && !talk.read_messages(path, talk.system().is_some())?
+    {
+        let path = path.display();
+        notice(&format!(
+            "{path}: the session has no messages; the conversation begins anew"
+        ));
+    }
+    if let (Some(text), Some(_)) = (&turns.first, &saved) {
+        check_first(&talk, text, &blueprint)?;
+    }
+    let has_one_text = turns.is_single && turns.first.is_some();
+    let mut input = match has_one_text {
+        true => None,
+        false => Some(Input::open(limit, talk.colours, options.history())?),
     };
-    let mut interrupts = interrupts.context("cannot be told of signals (Ctrl-C)")?;
-    let mut input = Input::open(next.as_deref(), limit)?;
-    let mut unanswered = 0;
+    let mut interrupts = Interrupts::listen().context("cannot be told of signals (Ctrl-C)")?;
+    let mut starting = pin!(start(blueprint));
+    let started = interrupts
+        .or(|context| starting.as_mut().poll(context))
+        .await;
+    let engine = started.map_err(ended_by)??;
+    if let Some(path) = &saved {
+        engine.restore_session(path).await?;
+    }
+    let outcome = converse(
+        &mut talk,
+        turns,
+        &engine,
+        input.as_mut(),
+        &mut interrupts,
+        &mut on_usage,
+    )
+    .await;
+    // The terminal is what it was before anything else is done or said.
+    drop(input);
+    match &talk.session {
+        Some(path) => {
+            let saving = talk.save(&engine, path);
+            let tokens = Interrupts::or_exit(Some(&mut interrupts), saving).await?;
+            outcome.map_err(|error| with_session(error, tokens))
+        }
+        None => outcome,
+    }
+}
+
+/// Whatever can be refused of a message that goes on with a saved conversation is refused
+/// before the model is loaded, which may take minutes.
+fn check_first(talk: &Talk, text: &str, blueprint: &Blueprint) -> anyhow::Result<()> {
+    let mut conversation = talk.conversation.clone();
+    conversation.push("user", text);
+    let prompt = talk.template.render(&conversation)?;
+    let is_alone = talk.conversation.messages().len() <= usize::from(talk.system().is_some());
+    match blueprint.prompt_ids(Prompt::Rendered(prompt)) {
+        // What does not fit for what was said before can be made to fit.
+        Err(Error::PromptTooLong { .. } | Error::PromptTooManyBytes { .. }) if !is_alone => Ok(()),
+        checked => Ok(checked.map(drop)?),
+    }
+}
+
+/// Answers messages and runs commands until one of them, or the input, is the last.
+async fn converse(
+    talk: &mut Talk,
+    turns: Turns,
+    engine: &Engine,
+    mut input: Option<&mut Input>,
+    interrupts: &mut Interrupts,
+    on_usage: &mut impl FnMut(&Usage),
+) -> anyhow::Result<()> {
+    let is_terminal = input.as_ref().is_some_and(|input| input.is_terminal());
+    let mut first = turns.first;
+    if let (Some(input), Some(text)) = (&input, &first) {
+        input.show(text);
+    }
+    let mut refused = 0;
     loop {
-        let text = match next.take() {
-            Some(text) => text,
-            None => match input.message(&mut interrupts).await? {
-                Some(Line::Message(text)) => text,
-                Some(Line::Refused(reason)) if options.single_turn => bail!(reason),
-                Some(Line::Refused(reason)) => {
-                    unanswered += 1;
-                    tell(&format!("error: {reason}"));
-                    continue;
-                }
+        let before = talk.conversation.clone();
+        let next = match (first.take(), &mut input) {
+            (Some(text), _) => {
+                talk.conversation.push("user", &text);
+                Ok(Next::Answer)
+            }
+            (None, Some(input)) => match input.next(interrupts).await? {
+                Some(Entry::Text(text)) => step(talk, &text),
+                Some(Entry::Refused(reason)) => Err(anyhow::anyhow!(reason)),
                 None => break,
             },
+            (None, None) => break,
         };
-        match text.trim() {
-            "" => continue,
-            "/exit" => break,
-            "/clear" => {
-                talk.clear();
-                continue;
+        let is_answer = matches!(next, Ok(Next::Answer));
+        let done = match next {
+            Ok(Next::Line) => Ok(None),
+            Ok(Next::End) => break,
+            Ok(Next::Answer) => {
+                let answered = answer(talk, engine, interrupts, on_usage).await;
+                answered.map(Some)
             }
-            _ => {}
-        }
-        talk.conversation.push("user", &text);
-        let answered = talk.answer(&engine, &mut interrupts, &mut on_usage).await;
-        if let Err(error) = answered {
-            let is_end = error.is::<OutputError>() || error.is::<Interrupted>();
-            if options.single_turn || is_end {
-                return Err(error);
+            Ok(Next::Save(path)) => talk.save(engine, &path).await.map(|tokens| {
+                let path = path.display();
+                notice(&format!("{path}: saved, with the state of {tokens} tokens"));
+                None
+            }),
+            Ok(Next::Load(path)) => load(talk, engine, &path).await.map(|()| None),
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(Some(Answered::Stopped)) if turns.is_single => {
+                return Err(ended_by(EndSignal::Interrupt));
             }
-            talk.conversation.pop();
-            unanswered += 1;
-            tell(&format!("error: {}", one_line(&message(&error))));
+            Ok(_) => {}
+            // What was said before a signal stays.
+            Err(error) if error.is::<Interrupted>() => return Err(error),
+            Err(error) => {
+                talk.conversation = before;
+                if turns.is_single || error.is::<OutputError>() {
+                    return Err(error);
+                }
+                refused += 1;
+                tell(&format!("error: {}", one_line(&message(&error))));
+            }
         }
-        if options.single_turn {
+        if turns.is_single && is_answer {
             break;
         }
     }
-    if unanswered > 0 && !input.is_terminal() {
-        let messages = match unanswered {
-            1 => "a message was".to_owned(),
-            many => format!("{many} messages were"),
-        };
-        bail!("{messages} not answered; the lines above say why");
+    match refused {
+        _ if is_terminal => Ok(()),
+        0 => Ok(()),
+        1 => bail!("a message was not answered; the lines above say why"),
+        many => bail!("{many} messages were not answered; the lines above say why"),
     }
+}
+
+/// Answers the last message, and hands on what that cost if it is known.
+async fn answer(
+    talk: &mut Talk,
+    engine: &Engine,
+    interrupts: &mut Interrupts,
+    on_usage: &mut impl FnMut(&Usage),
+) -> anyhow::Result<Answered> {
+    let earlier = talk.last_usage.take();
+    let answered = talk.answer(engine, interrupts).await;
+    match &talk.last_usage {
+        Some(usage) => on_usage(usage),
+        None => talk.last_usage = earlier,
+    }
+    answered
+}
+
+/// What a line asks for; a message joins the conversation.
+fn step(talk: &mut Talk, text: &str) -> anyhow::Result<Next> {
+    match meaning(text)? {
+        Meaning::Message(text) if text.trim().is_empty() => Ok(Next::Line),
+        Meaning::Message(text) => {
+            talk.conversation.push("user", text);
+            Ok(Next::Answer)
+        }
+        Meaning::Command(command, arguments) => command.run(talk, arguments),
+    }
+}
+
+/// Goes on with the conversation in a file.
+async fn load(talk: &mut Talk, engine: &Engine, path: &Path) -> anyhow::Result<()> {
+    if !talk.read_messages(path, false)? {
+        bail!("{}: the session has no messages", path.display());
+    }
+    let tokens = engine.restore_session(path).await?;
+    let messages = talk.conversation.messages().len();
+    let path = path.display();
+    notice(&format!(
+        "{path}: {messages} messages, with the state of {tokens} tokens"
+    ));
     Ok(())
-}
-
-/// A conversation and how it goes on.
-struct Talk {
-    template: ChatTemplate,
-    request: Request,
-    system: Option<String>,
-    conversation: Conversation,
-}
-
-impl Talk {
-    /// Starts over.
-    fn clear(&mut self) {
-        self.conversation.clear();
-        if let Some(system) = &self.system {
-            self.conversation.push("system", system);
-        }
-    }
-
-    /// Prints the answer to the last message and takes it up into the conversation. An
-    /// interrupt stops it; what was said by then stays.
-    async fn answer(
-        &mut self,
-        engine: &Engine,
-        interrupts: &mut Interrupts,
-        on_usage: &mut impl FnMut(&Usage),
-    ) -> anyhow::Result<()> {
-        // What was pressed at the keyboard's own line is not meant for this answer.
-        match interrupts.has_come().await {
-            None | Some(EndSignal::Interrupt) => {}
-            Some(signal) => return Err(ended_by(signal)),
-        }
-        let prompt = self.template.render(&self.conversation)?;
-        let description = engine.description();
-        let mut request = self.request.clone();
-        request.prompt = Prompt::Rendered(prompt);
-        let max_tokens = request.max_tokens;
-        let mut waiting = PromptBar::start();
-        let mut stream = engine.generate(request).await.map_err(longer_than)?;
-        let mut answer = String::new();
-        let mut ending = None;
-        let stopped = loop {
-            match interrupts.or_next(&mut stream).await {
-                Event::Prompt(progress) => waiting.update(&progress),
-                Event::Token(token) => {
-                    waiting.finish();
-                    print(&token.text)?;
-                    answer.push_str(&token.text);
-                }
-                Event::Failed(error) => {
-                    waiting.finish();
-                    return Err(error.into());
-                }
-                Event::Over => break false,
-                Event::Interrupted(EndSignal::Interrupt) => break true,
-                Event::Interrupted(signal) if ending.is_none() => {
-                    ending = Some(signal);
-                    stream.stop();
-                }
-                Event::Interrupted(_) => break true,
-            }
-        };
-        waiting.finish();
-        print("\n")?;
-        if let Some(usage) = stream.usage() {
-            note_full_context(usage, max_tokens, description.context);
-            on_usage(usage);
-        }
-        if let Some(signal) = ending {
-            return Err(ended_by(signal));
-        }
-        if stopped && answer.is_empty() {
-            // Most templates want an answer to every message.
-            self.conversation.pop();
-        } else {
-            self.conversation.push_message(assistant_message(&answer));
-        }
-        Ok(())
-    }
 }
 
 fn ended_by(signal: EndSignal) -> anyhow::Error {
@@ -301,136 +405,14 @@ fn ended_by(signal: EndSignal) -> anyhow::Error {
     Interrupted { signal, kept }.into()
 }
 
-/// A prompt that is too long is the whole conversation here.
-fn longer_than(error: Error) -> anyhow::Error {
-    match error {
-        Error::PromptTooLong { prompt, context } => anyhow::anyhow!(
-            "the conversation has {prompt} tokens and the context holds {context}; /clear starts over, -c sets a longer context"
-        ),
-        Error::PromptTooManyBytes { bytes, limit } => {
-            anyhow::anyhow!("the conversation has {bytes} bytes and {limit}; /clear starts over")
-        }
-        error => error.into(),
-    }
-}
-
-/// Where the user's messages come from.
-enum Input {
-    Terminal(Box<DefaultEditor>),
-    Pipe(mpsc::Receiver<anyhow::Result<Line>>),
-}
-
-impl Input {
-    /// Standard input. In a terminal, says how to talk; `first` is shown as if typed.
-    fn open(first: Option<&str>, limit: TextLimit) -> anyhow::Result<Self> {
-        if io::stdin().is_terminal() {
-            notice("Ctrl-C stops an answer, Ctrl-D ends the conversation, /clear starts over");
-            if let Some(text) = first {
-                tell(&format!("{PROMPT}{text}"));
-            }
-            let editor = DefaultEditor::new().context("cannot edit lines in this terminal")?;
-            return Ok(Self::Terminal(Box::new(editor)));
-        }
-        let (lines, input) = mpsc::channel(1);
-        // A read cannot be interrupted; on a thread of its own it need not be.
-        std::thread::spawn(move || {
-            let mut source = io::stdin().lock();
-            while let Some(line) = read_line(&mut source, &limit).transpose() {
-                let is_last = line.is_err();
-                if lines.blocking_send(line).is_err() || is_last {
-                    break;
-                }
-            }
-        });
-        Ok(Self::Pipe(input))
-    }
-
-    fn is_terminal(&self) -> bool {
-        matches!(self, Self::Terminal(_))
-    }
-
-    /// The next line; `None` at the end of the input and after an interrupt.
-    async fn message(&mut self, interrupts: &mut Interrupts) -> anyhow::Result<Option<Line>> {
-        match self {
-            Self::Terminal(_) if interrupts.has_come().await.is_some() => Ok(None),
-            Self::Terminal(editor) => match editor.readline(PROMPT) {
-                Ok(line) => {
-                    // A history that refuses a line is no reason to stop.
-                    let _ = editor.add_history_entry(&line);
-                    Ok(Some(Line::Message(line)))
-                }
-                Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(None),
-                Err(error) => Err(error).context("standard input: cannot read a message"),
-            },
-            Self::Pipe(lines) => match interrupts.or(|context| lines.poll_recv(context)).await {
-                Ok(line) => line.transpose(),
-                Err(EndSignal::Interrupt) => Ok(None),
-                Err(signal) => Err(ended_by(signal)),
-            },
-        }
-    }
-}
-
-/// A line of the input.
-#[derive(Debug, PartialEq, Eq)]
-enum Line {
-    Message(String),
-    /// It is no message, and this is why.
-    Refused(String),
-}
-
-/// The next line, without its end; `None` at the end of the input. No more of a line is kept
-/// than the limit allows.
-fn read_line(source: &mut impl BufRead, limit: &TextLimit) -> anyhow::Result<Option<Line>> {
-    const FAILED: &str = "standard input: cannot read a message";
-    let mut bytes = Vec::new();
-    // And the two bytes of its end.
-    let mut limited = source.take(limit.bytes() as u64 + 2);
-    limited.read_until(b'\n', &mut bytes).context(FAILED)?;
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    let is_whole = bytes.pop_if(|byte| *byte == b'\n').is_some();
-    if is_whole {
-        bytes.pop_if(|byte| *byte == b'\r');
-    }
-    if bytes.len() > limit.bytes() {
-        if !is_whole {
-            drop(bytes);
-            source.skip_until(b'\n').context(FAILED)?;
-        }
-        return Ok(Some(Line::Refused(format!(
-            "a message of over {} bytes, and {limit}",
-            limit.bytes()
-        ))));
-    }
-    Ok(Some(match String::from_utf8(bytes) {
-        Ok(text) => Line::Message(text),
-        Err(error) => Line::Refused(format!(
-            "byte {} of a message is not UTF-8, expected UTF-8 text; convert it (iconv)",
-            error.utf8_error().valid_up_to()
-        )),
-    }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_that_are_no_message_are_refused_and_those_after_them_read() {
-        let limit = TextLimit::of_budget(64 * 5);
-        let mut input: &[u8] = b"hello\nhello!\r\nfive5\r\n\nno \xff\nlast";
-        let mut next = || read_line(&mut input, &limit).unwrap();
-        let message = |text: &str| Some(Line::Message(text.to_owned()));
-        assert_eq!(next(), message("hello"));
-        let found = next();
-        assert!(matches!(&found, Some(Line::Refused(reason)) if reason.contains("over 5 bytes")));
-        assert_eq!(next(), message("five5"));
-        assert_eq!(next(), message(""));
-        let found = next();
-        assert!(matches!(&found, Some(Line::Refused(reason)) if reason.contains("byte 3")));
-        assert_eq!(next(), message("last"));
-        assert_eq!(next(), None);
+/// The error of a run whose session has been saved.
+fn with_session(error: anyhow::Error, tokens: usize) -> anyhow::Error {
+    let kept = match tokens {
+        0 => Kept::Nothing,
+        tokens => Kept::Session(tokens),
+    };
+    match error.downcast_ref::<Interrupted>() {
+        Some(&Interrupted { signal, .. }) => Interrupted { signal, kept }.into(),
+        None => error,
     }
 }

@@ -4,7 +4,7 @@ use anyhow::bail;
 use clap::Args;
 
 /// Whether `\n` and the like in a text stand for characters.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct Escapes {
     /// In the text, \n, \r, \t, \', \", \\ and \xHH stand for characters; this is the default
     #[arg(short, long, overrides_with = "no_escape")]

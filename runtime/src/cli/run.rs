@@ -1,13 +1,14 @@
 //! `emel run`: continues a text, or holds a conversation.
 
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
-use clap::{ArgGroup, Args};
+use anyhow::{Context, bail};
+use clap::Args;
 use serde::Serialize;
 
-use super::conversation::{self, ConversationOptions, Opening};
+use super::answers::AnswerOptions;
+use super::conversation::{self, Answering, ConversationOptions, Turns};
 use super::experts::ExpertOptions;
 use super::interrupt::{EndSignal, Event, Interrupts};
 use super::lossy::LossyOptions;
@@ -15,31 +16,30 @@ use super::named_files::{NamedFiles, OutputKind};
 use super::output::OutputFile;
 use super::profile::ProfileFile;
 use super::progress::PromptBar;
-use super::sampling::SamplingOptions;
+use super::remedies::OptionError;
 use super::statistics::{tell_speed, tell_statistics};
-use super::{Interrupted, Kept, ModelOptions, TextSource};
+use super::{Interrupted, Kept, ModelOptions, TextSource, read_text};
 use crate::blueprint::{Blueprint, ExpectedRequest, PromptForm, Settings};
-use crate::{Prompt, Request, TokenStream, Usage, cli};
+use crate::{Prompt, Request, StopTexts, TokenStream, Usage, cli, session_attachment};
 
-/// Tokens of an answer unless the user says how many, but in a conversation.
-const ANSWER_TOKENS: usize = 128;
+/// Tokens that a text is continued by unless the user says how many.
+const CONTINUED_TOKENS: i64 = 128;
 
 /// What the help ends with.
 pub(super) const EXAMPLES: &str = r#"Examples:
-  emel-run MODEL.gguf --ram-budget 8G -p "Once upon a time" -n 200
-  emel-run MODEL.gguf -cnv -sys "Be brief."
+  emel-run MODEL.gguf --ram-budget 8G
+  emel-run MODEL.gguf -sys "Be brief." --session talk.session
+  emel-run MODEL.gguf -no-cnv -p "Once upon a time" -n 200
+  git diff | emel-run MODEL.gguf -sys "Describe this change in a sentence."
 
-  # Goes on with an answer. The prompt is the whole text each time; what the session
+  # Goes on with a text. The prompt is the whole of it each time; what the session
   # holds of it is not computed again.
   story="Once upon a time"
-  story+=$(emel-run MODEL.gguf -p "$story" -n 100 --session story.session)
-  story+=$(emel-run MODEL.gguf -p "$story" -n 100 --session story.session)"#;
+  story+=$(emel-run MODEL.gguf -no-cnv -p "$story" -n 100 --session story.session)
+  story+=$(emel-run MODEL.gguf -no-cnv -p "$story" -n 100 --session story.session)"#;
 
 /// What is run, and how.
 #[derive(Debug, Args)]
-#[command(group(
-    ArgGroup::new("task").args(["prompt", "file", "conversation"]).required(true).multiple(true)
-))]
 pub struct RunOptions {
     #[command(flatten)]
     model: ModelOptions,
@@ -50,22 +50,17 @@ pub struct RunOptions {
     #[command(flatten)]
     conversation: ConversationOptions,
 
-    /// Tokens to generate; -1 or -2 goes on until the model ends or the context is full
-    /// [default: 128, in a conversation -1]
-    #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
-    predict: Option<i64>,
-
     /// Tokens in the context, prompt included; 0 for as many as the model was trained for
     /// [default: what prompt and answer need; in a conversation as many as the model and the
     /// budget allow]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
-    /// Keep the session in a file: what it already holds of the prompt is not computed
-    /// again; prompt and answer are saved to it at the end, and what there is of them on
-    /// Ctrl-C, SIGTERM and SIGHUP (a second one does not wait for the pass that runs). Not
-    /// with --conversation. See the example below
-    #[arg(long, value_name = "FILE", conflicts_with = "conversation")]
+    /// Keep the session in a file: the messages of a conversation, or the text, and the
+    /// state they leave behind, so that the next run goes on without computing it again. It
+    /// is saved at the end, and what there is of it on SIGTERM, SIGHUP and Ctrl-C (a second
+    /// one does not wait for the pass that runs). See the example below
+    #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
 
     /// Print statistics to standard error
@@ -86,10 +81,17 @@ pub struct RunOptions {
     experts: ExpertOptions,
 
     #[command(flatten)]
-    sampling: SamplingOptions,
+    answers: AnswerOptions,
 
     #[command(flatten)]
     lossy: LossyOptions,
+}
+
+/// What is done with the model.
+enum Task {
+    /// The text is continued as it is.
+    Continue(String),
+    Converse(Turns),
 }
 
 /// Runs the command.
@@ -97,22 +99,20 @@ pub struct RunOptions {
 /// # Errors
 /// When an option has a value that nothing works with, or the model cannot be run.
 pub async fn run(options: RunOptions) -> anyhow::Result<()> {
-    let mut sampler = options.sampling.sampler(&options.text.escapes)?;
-    options.conversation.check()?;
+    let escapes = options.text.escapes.clone();
+    let sampler = options.answers.sampling.sampler(&escapes)?;
+    let stops = options.answers.stop_texts(&escapes)?;
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     settings.sampler = Some(sampler.clone());
     settings.lossy = options.lossy.routing();
     settings.profile = options.profile.is_some();
     options.experts.apply(&mut settings);
-    let (blueprint, beginning) = options.blueprint(settings)?;
-    let sampling = &options.sampling;
-    sampling.rule_out_ends(&mut sampler, &blueprint.tokenizer);
-    blueprint.check_sampler(&sampler)?;
-    let mut request = Request::new(Vec::new()).sampler(sampler);
-    request.max_tokens = options.answer_tokens().unwrap_or(usize::MAX);
-    request.ignore_eos = sampling.ignore_eos;
-    let (statistics, profile) = options.outputs(&blueprint)?;
+    let (blueprint, task, ids) = options.blueprint(settings)?;
+    let answers = options.answers.clone();
+    let mut request = answers.request(sampler, &blueprint.tokenizer, task.predict_default());
+    blueprint.check_sampler(&request.sampler)?;
+    let (statistics, profile) = options.outputs(&task, &blueprint)?;
     let mut last_usage = None;
     let on_usage = |usage: &Usage| {
         match options.stats {
@@ -121,22 +121,29 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         }
         last_usage = Some(usage.clone());
     };
-    let outcome = match beginning {
-        Beginning::Conversation(opening) => {
+    let session = options.session.clone();
+    let outcome = match task {
+        Task::Converse(turns) => {
+            let answering = Answering {
+                options: answers,
+                escapes,
+                request,
+            };
             conversation::run(
                 &options.conversation,
-                *opening,
+                turns,
                 blueprint,
-                request,
+                answering,
+                session,
                 on_usage,
             )
             .await
         }
-        Beginning::Prompt(ids) => {
+        Task::Continue(_) => {
+            cli::note_two_bos(&blueprint.tokenizer, &ids);
             request.prompt = ids.into();
-            let session = options.session.as_deref();
             let listens = options.stats || profile.is_some() || statistics.is_some();
-            continue_text(blueprint, request, session, listens, on_usage).await
+            continue_text(blueprint, (request, stops), session, listens, on_usage).await
         }
     };
     // An answer that was interrupted or failed has had its costs too.
@@ -151,61 +158,102 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     }
 }
 
-/// What a run begins with.
-enum Beginning {
-    /// Token ids to continue.
-    Prompt(Vec<u32>),
-    Conversation(Box<Opening>),
+impl Task {
+    /// Tokens of an answer unless the user says how many.
+    fn predict_default(&self) -> i64 {
+        match self {
+            Self::Continue(_) => CONTINUED_TOKENS,
+            Self::Converse(_) => conversation::PREDICT_DEFAULT,
+        }
+    }
 }
 
 impl RunOptions {
-    /// Tokens of an answer at most; none if it goes on until the model ends it.
-    fn answer_tokens(&self) -> Option<usize> {
-        match self.predict {
-            Some(tokens) => usize::try_from(tokens).ok(),
-            None => (!self.conversation.conversation).then_some(ANSWER_TOKENS),
-        }
+    /// The model, planned for what is known of its task, and the token ids of a prompt that is
+    /// known. What can be refused of it is refused here: loading may take minutes.
+    fn blueprint(&self, settings: Settings) -> anyhow::Result<(Blueprint, Task, Vec<u32>)> {
+        let model = &self.model.model;
+        let read = |form: &PromptForm<'_>| -> anyhow::Result<_> {
+            let task = self.task(form)?;
+            let expected = self.expected_request(&task, form)?;
+            Ok((expected, task))
+        };
+        Blueprint::for_request(model, settings, read)
     }
 
-    /// The model, planned for what is known of the prompt, and the prompt. What can be refused
-    /// of it is refused here: loading may take minutes.
-    fn blueprint(&self, settings: Settings) -> anyhow::Result<(Blueprint, Beginning)> {
-        let model = &self.model.model;
-        let talk = &self.conversation;
-        if talk.conversation && !self.text.is_given() {
-            let blueprint = Blueprint::new(model, settings)?;
-            let (templates, limit) = (&blueprint.chat_templates, blueprint.text_limit());
-            let opening = talk.opening(model, templates, &limit, None)?;
-            return Ok((blueprint, Beginning::Conversation(Box::new(opening))));
+    /// What is known of the first request of a task.
+    fn expected_request(
+        &self,
+        task: &Task,
+        form: &PromptForm<'_>,
+    ) -> anyhow::Result<ExpectedRequest<'_>> {
+        let session = self.session.as_deref();
+        let prompt = match task {
+            Task::Continue(text) => Some(Prompt::Text(text.clone())),
+            // What was said before is in the session.
+            Task::Converse(_) if session.is_some_and(Path::exists) => None,
+            Task::Converse(turns) => match &turns.first {
+                Some(text) => Some(self.conversation.first_prompt(
+                    &self.model.model,
+                    form.chat_templates,
+                    &form.limit,
+                    text,
+                )?),
+                None => None,
+            },
+        };
+        let is_last = match task {
+            Task::Continue(_) => true,
+            Task::Converse(turns) => turns.is_single,
+        };
+        let predict = self.answers.predict.unwrap_or(task.predict_default());
+        let answer_tokens = usize::try_from(predict).ok().filter(|_| is_last);
+        Ok(ExpectedRequest {
+            prompt,
+            answer_tokens,
+            session,
+        })
+    }
+
+    /// What is to be done with this model, and the text for it, which may come through a
+    /// pipe.
+    fn task(&self, form: &PromptForm<'_>) -> anyhow::Result<Task> {
+        let options = &self.conversation;
+        // One that cannot be used is refused where it is used.
+        let is_base = matches!(form.chat_templates.source(false), Ok(None));
+        let is_asked_for = options.is_asked_for();
+        let is_conversation = is_asked_for || !(is_base || options.no_conversation);
+        let limit = form.limit;
+        let is_given = self.text.is_given();
+        let has_terminal = io::stdin().is_terminal();
+        let takes_lines = has_terminal || options.conversation;
+        let text = match () {
+            () if is_given => Some(self.text.read(Some(&limit))?),
+            () if is_conversation && takes_lines => None,
+            () if has_terminal => return Err(no_text("the text", "missing", is_base).into()),
+            () => match read_text(Path::new("-"), Some(&limit))? {
+                text if text.trim().is_empty() => {
+                    return Err(no_text("standard input", "empty", is_base).into());
+                }
+                text => Some(text),
+            },
+        };
+        if !is_conversation {
+            return Ok(Task::Continue(text.unwrap_or_default()));
         }
-        let expected = ExpectedRequest {
-            // More messages may follow.
-            answer_tokens: self.answer_tokens().filter(|_| !talk.conversation),
-            session: self.session.as_deref(),
-        };
-        let mut opening = None;
-        let prompt = |form: &PromptForm<'_>| -> anyhow::Result<Prompt> {
-            let text = self.text.read(Some(&form.limit))?;
-            if !talk.conversation {
-                return Ok(Prompt::Text(text));
-            }
-            let opened = talk.opening(model, form.chat_templates, &form.limit, Some(text))?;
-            opening.insert(opened).prompt()
-        };
-        let (blueprint, ids) = Blueprint::for_request(model, settings, &expected, prompt)?;
-        let beginning = match opening {
-            Some(opening) => Beginning::Conversation(Box::new(opening)),
-            None => {
-                cli::note_two_bos(&blueprint.tokenizer, &ids);
-                Beginning::Prompt(ids)
-            }
-        };
-        Ok((blueprint, beginning))
+        // Who sends an answer to a file or a program waits for no other message.
+        let is_answer_for_file = is_given && !io::stdout().is_terminal();
+        let is_whole_text = !takes_lines || self.text.file.is_some() || is_answer_for_file;
+        Ok(Task::Converse(Turns {
+            first: text.map(|text| text.strip_suffix('\n').unwrap_or(&text).to_owned()),
+            is_single: options.single_turn || (is_whole_text && !options.conversation),
+        }))
     }
 
     /// The files that results go to, seen to before anything is loaded.
     fn outputs(
         &self,
+        task: &Task,
         blueprint: &Blueprint,
     ) -> anyhow::Result<(Option<OutputFile>, Option<ProfileFile>)> {
         let mut named = NamedFiles::of(blueprint);
@@ -216,6 +264,13 @@ impl RunOptions {
         if let Some(session) = &self.session {
             named.kept("--session", session)?;
             blueprint.check_session(session)?;
+            let is_talk = session.exists() && session_attachment(session)?.is_some();
+            if is_talk && matches!(task, Task::Continue(_)) {
+                bail!(
+                    "{}: the session is of a conversation, which a text would replace; choose another name, or go on with it (-cnv)",
+                    session.display()
+                );
+            }
         }
         let statistics = self.stats_json.as_deref();
         let statistics = statistics
@@ -226,6 +281,21 @@ impl RunOptions {
             None => None,
         };
         Ok((statistics, profile))
+    }
+}
+
+/// An error where there is no text and nothing else to do.
+fn no_text(place: &'static str, found: &str, is_base: bool) -> OptionError {
+    let expected = match is_base {
+        true => {
+            "one to continue, as -p TEXT or -f FILE; this is a base model (no chat template), and -cnv talks to it all the same"
+        }
+        false => "one, as -p TEXT or -f FILE",
+    };
+    OptionError {
+        option: place,
+        found: found.to_owned(),
+        expected: expected.to_owned(),
     }
 }
 
@@ -253,12 +323,13 @@ fn write_statistics(
 /// not the process.
 async fn continue_text(
     blueprint: Blueprint,
-    request: Request,
-    session: Option<&Path>,
+    (request, stops): (Request, StopTexts),
+    session: Option<PathBuf>,
     listens: bool,
     mut on_usage: impl FnMut(&Usage),
 ) -> anyhow::Result<()> {
     let max_tokens = request.max_tokens;
+    let session = session.as_deref();
     let saved = session.filter(|path| path.exists());
     let engine = cli::start(blueprint).await?;
     let restored = match saved {
@@ -272,7 +343,7 @@ async fn continue_text(
         .context("cannot be told of signals (Ctrl-C)")?;
     let mut stream = engine.generate(request).await?;
     let restored = saved.map(|path| (path, restored));
-    let (signal, printed) = print_answer(&mut stream, interrupts.as_mut(), restored).await?;
+    let (signal, printed) = print_answer(&mut stream, stops, interrupts.as_mut(), restored).await?;
     let usage = stream.usage().cloned();
     // If it goes on all the same, it stops when nobody listens any more.
     drop(stream);
@@ -306,12 +377,14 @@ async fn continue_text(
 /// tokens, it is said first if not all of it is of use.
 async fn print_answer(
     stream: &mut TokenStream,
+    mut stops: StopTexts,
     mut interrupts: Option<&mut Interrupts>,
     mut restored: Option<(&Path, usize)>,
 ) -> anyhow::Result<(Option<EndSignal>, anyhow::Result<()>)> {
     let mut bar = PromptBar::start();
     let mut ending = None;
     let mut printed = Ok(());
+    let mut is_over = false;
     loop {
         let event = match &mut interrupts {
             Some(interrupts) => interrupts.or_next(stream).await,
@@ -332,16 +405,23 @@ async fn print_answer(
         }
         match event {
             Event::Prompt(_) => {}
+            // The engine may be some tokens ahead.
+            Event::Token(_) if is_over => {}
             Event::Token(token) => {
-                if printed.is_ok() {
-                    printed = cli::print(&token.text).map_err(anyhow::Error::from);
-                    if printed.is_err() {
-                        stream.stop();
-                    }
+                let checked = stops.push(&token.text);
+                printed = cli::print(&checked.text).map_err(anyhow::Error::from);
+                is_over = checked.is_stopped || printed.is_err();
+                if is_over {
+                    stream.stop();
                 }
             }
             Event::Failed(error) => return Err(error.into()),
-            Event::Over => return Ok((ending, printed)),
+            Event::Over => {
+                if !is_over {
+                    printed = cli::print(&stops.finish()).map_err(anyhow::Error::from);
+                }
+                return Ok((ending, printed));
+            }
             Event::Interrupted(signal) if ending.is_some() => return Ok((Some(signal), printed)),
             Event::Interrupted(signal) => {
                 stream.stop();

@@ -128,6 +128,14 @@ impl<'a> Reading<'a> {
             add_once(&mut self.repeated, name);
         }
         let values = option.get_num_args().map_or(0, |range| range.min_values());
+        let value = value.or_else(|| {
+            // As in `--color on`, where the word could also be the model.
+            let known = option.get_possible_values();
+            let next = rest.as_slice().first()?.to_str()?;
+            let is_value =
+                option.is_require_equals_set() && known.iter().any(|it| it.matches(next, false));
+            is_value.then(|| rest.next()).flatten()
+        });
         let has_value = value.is_some();
         self.own.push(joined(name, value));
         if !has_value {
@@ -392,6 +400,10 @@ mod tests {
             ),
             ("emel-run m -fa -n128 -fa on -t8", "emel-run m -n128 -t8"),
             ("emel-run m -fit off -l15-1.5", "emel-run m -l15-1.5"),
+            (
+                "emel-run --color m --color off -co on",
+                "emel-run --color m --color=off --color=on",
+            ),
         ] {
             let found = spelt_by(RunAlone::command(), line);
             assert_eq!(found.as_deref(), Ok(expected));

@@ -74,7 +74,7 @@ impl TemplateOptions {
                 let model = || path.display().to_string();
                 if templates.source(has_tools).with_context(model)?.is_none() {
                     notice(
-                        "the model has no chat template, ChatML is used; --chat-template sets another",
+                        "this is a base model (no chat template): ChatML is used, which it may not know; --chat-template sets another",
                     );
                 }
                 templates.template(has_tools).with_context(model)

@@ -13,7 +13,10 @@ use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
 #[test]
 fn wrong_usage_is_one_line_and_status_2() {
     for (arguments, expected) in [
-        ("", "--prompt <TEXT>|--file <FILE>"),
+        (
+            "",
+            "standard input is empty, expected one, as -p TEXT or -f FILE",
+        ),
         ("-p a -f b", "cannot be used with"),
         ("-p a -n -3", "-3 is not in"),
         ("-p a -n many", "'many'"),

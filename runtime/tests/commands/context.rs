@@ -31,13 +31,15 @@ fn planned(
     prompt: usize,
     answer: Option<usize>,
 ) -> Result<Blueprint, Error> {
-    let request = ExpectedRequest {
-        answer_tokens: answer,
-        session: None,
-    };
-    let prompt = |_: &PromptForm<'_>| Ok(Prompt::Tokens(vec![5; prompt]));
-    let planned = Blueprint::for_request(model, settings, &request, prompt);
-    planned.map(|(blueprint, _)| blueprint)
+    let planned = Blueprint::for_request(model, settings, |_: &PromptForm<'_>| {
+        let expected = ExpectedRequest {
+            prompt: Some(Prompt::Tokens(vec![1; prompt])),
+            answer_tokens: answer,
+            session: None,
+        };
+        Ok::<_, Error>((expected, ()))
+    });
+    planned.map(|(blueprint, ..)| blueprint)
 }
 
 /// Settings of a budget that leaves the context open.

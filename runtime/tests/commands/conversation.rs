@@ -1,8 +1,8 @@
-//! `emel-run -cnv`, with lines from a pipe.
+//! A conversation through pipes.
 
 use std::fs;
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,41 @@ use tempfile::TempDir;
 use crate::model::Model;
 use crate::{command, emel, emel_run, gemma, llama, refusal, result, words};
 use emel_tests::signals;
+
+/// The small llama with a chat template.
+pub(crate) fn chatty_llama(folder: &TempDir, template: &str) -> PathBuf {
+    let model = Model::llama().with("tokenizer.chat_template", Field::string(template));
+    model.write(folder)
+}
+
+/// A template in which every message begins with its role.
+pub(crate) const ROLES: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+
+/// The small llama as a base model.
+fn base_llama(folder: &TempDir) -> PathBuf {
+    Model::llama()
+        .without("tokenizer.chat_template")
+        .write(folder)
+}
+
+/// What `emel run MODEL ARGS…` makes of a text on standard input.
+fn piped(model: &Path, arguments: &str, text: &str) -> Output {
+    let mut command = command("emel");
+    command.arg("run").arg(model).args(["--ram-budget", "64M"]);
+    command.args(words("--temp 0 -n 12 --ignore-eos"));
+    command.args(words(arguments)).stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    say(&mut child, text);
+    child.wait_with_output().unwrap()
+}
+
+/// What a command that went well has said on standard error.
+fn notes(output: &Output) -> String {
+    let notes = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{notes}");
+    notes
+}
 
 /// Starts a conversation with every answer the most probable one.
 fn start(model: &Path, arguments: &[&str]) -> Child {
@@ -290,13 +325,15 @@ fn an_empty_template_is_refused() {
 #[test]
 fn options_of_a_conversation_belong_to_one() {
     for (arguments, expected) in [
-        ("-sys a -p b", "--conversation"),
-        ("-st -p b", "--conversation"),
-        ("-cnv -no-cnv", "cannot be used with"),
-        ("-cnv --session a", "cannot be used with"),
-        ("-no-cnv", "--prompt <TEXT>"),
-        ("-p a --chat-template chatml", "expected --conversation"),
+        ("-no-cnv -sys a -p b", "cannot be used with"),
+        ("-no-cnv --chat-template chatml -p b", "cannot be used with"),
         ("-cnv -sys a -sysf b", "cannot be used with"),
+        ("-cnv --reasoning-budget 5", "5 is not in -1..=0"),
+        ("-cnv --chat-template-kwargs []", "expected a JSON object"),
+        (
+            "-no-cnv",
+            "standard input is empty, expected one, as -p TEXT or -f FILE",
+        ),
         (
             "-cnv --chat-template a --chat-template-file b",
             "cannot be used with",
@@ -308,12 +345,307 @@ fn options_of_a_conversation_belong_to_one() {
     let folder = TempDir::new().unwrap();
     let output = emel_run(&broken.write(&folder), words("-cnv"));
     refusal(output, 1, &["chat template, line 1: syntax error"]);
-    result(emel_run(&broken.write(&folder), words("-p a -n 1")));
+    let output = piped(&broken.write(&folder), "-p a", "");
+    refusal(output, 1, &["chat template, line 1: syntax error"]);
+    result(emel_run(&broken.write(&folder), words("-no-cnv -p a -n 1")));
     let number = Model::llama().with("tokenizer.chat_template", Field::U32(3));
     let number = number.write(&folder);
     let told = ["model.gguf", "holds the integer 3", "--chat-template"];
     refusal(emel_run(&number, words("-cnv")), 1, &told);
-    result(emel_run(&number, words("-p a -n 1")));
+    result(emel_run(&number, words("-no-cnv -p a -n 1")));
     let given = words("-cnv --chat-template chatml -st -n 1").chain(["-p", "a"]);
     result(emel_run(&number, given));
+}
+
+#[test]
+fn a_model_with_a_template_answers_a_text_once_and_says_nothing_else() {
+    let folder = TempDir::new().unwrap();
+    let model = chatty_llama(&folder, ROLES);
+    let text = folder.path().join("text");
+    fs::write(&text, "hello\nmore\n").unwrap();
+    let answer = piped(&model, "", "hello\nmore\n");
+    assert_eq!(notes(&answer), "");
+    let answer = result(answer);
+    let file = format!("-f {}", text.display());
+    for (arguments, input) in [
+        (file.as_str(), ""),
+        (file.as_str(), "more\n"),
+        ("-f -", "hello\nmore"),
+        ("-st", "hello\nmore"),
+    ] {
+        let found = piped(&model, arguments, input);
+        assert_eq!(notes(&found), "", "{arguments}");
+        assert_eq!(result(found), answer, "{arguments}");
+    }
+    let by_line = result(piped(&model, "-cnv", "hello\nmore\n"));
+    assert_ne!(
+        by_line, answer,
+        "-cnv takes each line of a pipe as a message"
+    );
+    // The same text, as the template has it.
+    let rendered = "user: hello\nmore\n";
+    assert_eq!(result(piped(&model, "-no-cnv", rendered)), answer);
+    let last = result(piped(&model, "-no-cnv -cnv", "hello\nmore\n"));
+    assert_eq!(last, by_line, "of the two, the last counts");
+    let commanded = result(piped(&model, "-p /help", ""));
+    assert_ne!(commanded, "", "what is given as a message is no command");
+}
+
+#[test]
+fn a_base_model_continues_text_and_says_that_it_is_one_where_it_is_talked_to() {
+    let folder = TempDir::new().unwrap();
+    let base = base_llama(&folder);
+    let once = piped(&base, "-p hello", "");
+    assert_eq!(notes(&once), "");
+    let without_template = result(once);
+    assert_eq!(
+        result(piped(&llama(), "-no-cnv -p hello", "")),
+        without_template
+    );
+    let told = "note: this is a base model (no chat template): ChatML is used";
+    for arguments in ["-cnv -p hello", "-sys hello -p hello", "-st -p hello"] {
+        let found = piped(&base, arguments, "");
+        assert!(notes(&found).starts_with(told), "{arguments}");
+        assert_ne!(result(found), without_template, "{arguments}");
+    }
+    let told = ["standard input is empty", "base model", "-cnv"];
+    refusal(piped(&base, "", " \n"), 2, &told);
+}
+
+#[test]
+fn stop_texts_end_an_answer_and_are_not_shown() {
+    let folder = TempDir::new().unwrap();
+    let model = chatty_llama(&folder, ROLES);
+    for how in ["", "-no-cnv"] {
+        let whole = result(piped(&model, &format!("{how} -p hello"), ""));
+        let characters: Vec<char> = whole.trim_end_matches('\n').chars().collect();
+        let middle = characters.len() / 2;
+        let stop = String::from_iter(&characters[middle..middle + 3]);
+        let expected = whole.split(&stop).next().unwrap().to_owned() + "\n";
+        for option in ["-r", "--reverse-prompt", "--stop"] {
+            let mut run = command("emel");
+            run.arg("run").arg(&model).args(words(how));
+            run.args(words("--ram-budget 64M --temp 0 -n 12 --ignore-eos"));
+            run.args(["-p", "hello", option, &stop]);
+            assert_eq!(result(run.output().unwrap()), expected, "{stop:?}");
+        }
+    }
+}
+
+#[test]
+fn thoughts_are_hidden_unless_they_are_asked_for_and_can_be_turned_off() {
+    let folder = TempDir::new().unwrap();
+    let thinking =
+        "{% if enable_thinking is not defined or enable_thinking %}<think>{% else %}so{% endif %}";
+    let model = chatty_llama(&folder, &format!("{ROLES}{thinking}"));
+    let hidden = piped(&model, "", "hello");
+    assert!(notes(&hidden).starts_with("note: the answer ended in its thoughts;"));
+    assert_eq!(result(hidden), "\n");
+    let raw = piped(&model, "--reasoning-format none", "hello");
+    assert_eq!(notes(&raw), "");
+    assert_ne!(result(raw.clone()), "\n");
+    let shown = piped(&model, "--reasoning-format show --color on", "hello");
+    let dimmed = result(shown);
+    assert!(dimmed.starts_with("\x1b[2m") && dimmed.ends_with("\x1b[0m\n"));
+    assert!(
+        dimmed.contains(result(raw).trim()),
+        "space after the mark is no thought"
+    );
+    let without = piped(&model, "--reasoning-budget 0", "hello");
+    assert_eq!(notes(&without), "");
+    let without = result(without);
+    assert_ne!(without, "\n");
+    for arguments in [
+        "--chat-template-kwargs {\"enable_thinking\":false}",
+        "--reasoning-budget -1 --chat-template-kwargs {\"enable_thinking\":false}",
+    ] {
+        assert_eq!(result(piped(&model, arguments, "hello")), without);
+    }
+}
+
+#[test]
+fn the_oldest_messages_make_room_when_the_context_is_full() {
+    let folder = TempDir::new().unwrap();
+    let model = chatty_llama(&folder, ROLES);
+    let lines = "the first message\nthe second message\nthe third message\nthe fourth message\n";
+    let whole = piped(&model, "-cnv -c 400 -sys system", lines);
+    assert_eq!(notes(&whole), "");
+    let found = piped(&model, "-cnv -c 64 -sys system", lines);
+    let told = notes(&found);
+    assert!(
+        told.contains("answer are dropped, for the context of 64 tokens is full; -c sets"),
+        "{told}"
+    );
+    let stopped = piped(&model, "-cnv -c 64 -sys system --context-full stop", lines);
+    let told = String::from_utf8_lossy(&stopped.stderr).into_owned();
+    assert_eq!(stopped.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("tokens and the context holds 64; /clear starts over"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_context_that_is_nearly_full_is_noted_once() {
+    let folder = TempDir::new().unwrap();
+    let model = chatty_llama(&folder, ROLES);
+    let statistics = folder.path().join("statistics");
+    let counted = format!("-cnv --stats-json {}", statistics.display());
+    assert_eq!(notes(&piped(&model, &counted, "hello\n")), "");
+    let usage: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+    let count = |name: &str| usage[name].as_u64().unwrap();
+    let used = count("prompt_tokens") + count("generated_tokens");
+    let told = notes(&piped(
+        &model,
+        &format!("-cnv -c {}", used + 2),
+        "hello\n/regen\n",
+    ));
+    let expected = format!(
+        "note: {used} of the context's {} tokens are used; the oldest messages are dropped when it is full, -c sets a longer one\n",
+        used + 2
+    );
+    assert_eq!(told, expected);
+    let single = piped(&model, &format!("-c {}", used + 2), "hello");
+    assert_eq!(notes(&single), "");
+}
+
+#[test]
+fn a_session_keeps_a_conversation_for_the_next_run() {
+    let folder = TempDir::new().unwrap();
+    let model = chatty_llama(&folder, ROLES);
+    let path = folder.path().join("session");
+    let statistics = folder.path().join("statistics");
+    let session = format!(
+        "--session {} --stats-json {}",
+        path.display(),
+        statistics.display()
+    );
+    let both = result(piped(&model, "-cnv -sys s", "hello\nand more\n"));
+    let first = result(piped(&model, &format!("-sys s {session}"), "hello"));
+    let second = piped(&model, &session, "and more");
+    assert_eq!(notes(&second), "");
+    assert_eq!(first.clone() + &result(second), both);
+    let usage: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
+    assert!(usage["resumed_tokens"].as_u64().unwrap() > 8, "{usage}");
+    // Another system prompt is another beginning of the same conversation.
+    let other = result(piped(&model, &format!("-sys other {session}"), "and more"));
+    assert_ne!(first + &other, both);
+    let text = piped(&model, &format!("-no-cnv {session}"), "hello");
+    refusal(
+        text,
+        1,
+        &["the session is of a conversation", "choose another name"],
+    );
+
+    let text = format!("--session {}", folder.path().join("text").display());
+    result(piped(&model, &format!("-no-cnv {text}"), "hello"));
+    let told = notes(&piped(&model, &text, "hello"));
+    assert!(told.contains("the session has no messages"), "{told}");
+
+    let bytes = fs::read(&path).unwrap();
+    let at = bytes
+        .windows(5)
+        .position(|bytes| bytes == b"hello")
+        .unwrap();
+    let mut damaged = bytes.clone();
+    damaged[at] = b'j';
+    fs::write(&path, damaged).unwrap();
+    refusal(piped(&model, &session, "more"), 1, &["damaged or cut off"]);
+}
+
+#[test]
+fn commands_in_a_pipe_do_what_they_do_in_a_terminal() {
+    let folder = TempDir::new().unwrap();
+    let model = chatty_llama(&folder, ROLES);
+    let path = folder.path().join("saved");
+    let path = path.display();
+    let answers = |lines: &str| piped(&model, "-cnv --seed 1", lines);
+    let hello = result(answers("hello\n"));
+    let more = result(answers("hello\nmore\n"))[hello.len()..].to_owned();
+    let other = result(answers("other\n"));
+    assert_ne!(hello, other);
+    for (lines, expected) in [
+        ("hello\n/undo\nother\n", vec![&hello, &other]),
+        ("hello\n/regen\nmore\n", vec![&hello, &hello, &more]),
+        ("hello\n/clear\nother\n/bye\nhello\n", vec![&hello, &other]),
+        (
+            &format!("hello\n/save {path}\n/clear\nother\n/load {path}\nmore\n"),
+            vec![&hello, &other, &more],
+        ),
+        (
+            "/system s\n/system\n/clear\n/set temp 3\n/set temp 0\n/set\n/help\n/exit\n",
+            vec![],
+        ),
+    ] {
+        let found = answers(lines);
+        notes(&found);
+        let expected: String = expected.into_iter().map(String::as_str).collect();
+        assert_eq!(result(found), expected, "{lines}");
+    }
+    let told = notes(&answers(
+        "hello\n/stats\n/undo\n/system be brief\n/system\n/set\n/help\n",
+    ));
+    for expected in [
+        "prompt: ",
+        "took back: hello",
+        "\nbe brief\n",
+        "\ntemp 0, top-k 40",
+        "/save [FILE]",
+    ] {
+        assert!(told.contains(expected), "no {expected:?} in {told}");
+    }
+    // With the next seed another answer is drawn.
+    let drawn = result(answers("/set temp 3\nhello\n/regen\n"));
+    let half = drawn.len() / 2;
+    assert_ne!(drawn[..half], drawn[half..]);
+}
+
+#[test]
+fn commands_that_cannot_be_done_are_refused_and_sent_to_nobody() {
+    let folder = TempDir::new().unwrap();
+    let model = chatty_llama(&folder, ROLES);
+    for (line, expected) in [
+        (
+            "/halp",
+            "there is no command /halp, expected one of /help /bye /exit /clear",
+        ),
+        ("/clear all", "/clear takes nothing after it, found \"all\""),
+        ("/set tempo 1", "there is no setting \"tempo\""),
+        ("/set temp hot", "invalid value 'hot' for '--temp <X>'"),
+        ("/set top-p 2", "--top-p is 2, expected 0 to 1"),
+        (
+            "/set dry-multiplier 0.8",
+            "are planned for them; start with --dry-multiplier 0.8",
+        ),
+        ("/undo", "there is no message to take back"),
+        ("/regen", "there is no answer to make again"),
+        ("/stats", "there is no answer yet"),
+        ("/save", "/save needs a FILE"),
+        (
+            "/load /nonexistent",
+            "/nonexistent: cannot read the session",
+        ),
+    ] {
+        let output = piped(&model, "-cnv", &format!("{line}\n"));
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(
+            told.starts_with("error: ") && told.contains(expected),
+            "{told}"
+        );
+        assert!(output.stdout.is_empty());
+    }
+    let literal = result(piped(&model, "-cnv", "//halp\n"));
+    assert_eq!(literal, result(piped(&model, "-p /halp", "")));
+    let path = result(piped(&model, "-cnv", "/etc/passwd is a file\n"));
+    assert_eq!(path, result(piped(&model, "", "/etc/passwd is a file")));
+    let lines = "\"\"\"\none\n\ntwo\n\"\"\"\n";
+    assert_eq!(
+        result(piped(&model, "-cnv", lines)),
+        result(piped(&model, "", "one\n\ntwo"))
+    );
+    assert_eq!(
+        result(piped(&model, "-cnv", "one\\\ntwo\n")),
+        result(piped(&model, "", "one\ntwo"))
+    );
 }

@@ -9,6 +9,7 @@ mod bad_model;
 mod bad_option;
 mod context;
 mod conversation;
+mod conversation_in_terminal;
 mod doctor;
 mod eval;
 mod info;
@@ -41,13 +42,18 @@ pub(crate) fn gemma() -> PathBuf {
     fixture("arch/gemma3.gguf")
 }
 
-/// `emel-run` or `emel`, without input and untouched by the caller's environment.
+/// `emel-run` or `emel`, without input and untouched by the caller's environment. As most of
+/// these models have a chat template, `emel-run` is asked to continue texts; a later `-cnv`
+/// counts instead.
 pub(crate) fn command(name: &str) -> Command {
     let mut command = Command::new(match name {
         "emel-run" => env!("CARGO_BIN_EXE_emel-run"),
         "emel" => env!("CARGO_BIN_EXE_emel"),
         other => panic!("no command {other}"),
     });
+    if name == "emel-run" {
+        command.arg("-no-cnv");
+    }
     command.env_remove("EMEL_KERNELS").stdin(Stdio::null());
     // Nothing measured here before counts, and nothing is kept.
     command.env("XDG_CACHE_HOME", "/dev/null");

@@ -96,7 +96,7 @@ fn a_model_without_a_template_gets_chatml_and_a_note() {
     let output = render(&model.write(&folder), &messages, &[]);
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(
-        notes.starts_with("note: the model has no chat template"),
+        notes.starts_with("note: this is a base model (no chat template): ChatML is used"),
         "{notes}"
     );
     assert_eq!(result(output), HELLO_AS_CHATML);

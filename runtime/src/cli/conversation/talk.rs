@@ -1,0 +1,381 @@
+//! The conversation itself: its messages, and how they are answered.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use clap::ValueEnum;
+use emel_model::chat::{ChatTemplate, Conversation, assistant_message, prompt_ids};
+use emel_model::sampler::{Breakers, Sampler, SamplerOptions};
+use emel_model::tokenizer::Tokenizer;
+
+use super::super::answers::AnswerOptions;
+use super::super::escapes::Escapes;
+use super::super::interrupt::{EndSignal, Event, Interrupts};
+use super::super::progress::PromptBar;
+use super::super::remedies::limit_in_options;
+use super::super::{note_full_context, notice};
+use super::display::{Colours, Display, ReasoningFormat};
+use super::ended_by;
+use crate::blueprint::Blueprint;
+use crate::{Engine, Error, Prompt, Request, TokenStream, Usage, session_attachment};
+
+/// Tokens of an answer unless `-n` says otherwise: as many as the context holds.
+pub const PREDICT_DEFAULT: i64 = -1;
+
+/// What happens when the context is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ContextFull {
+    /// The oldest messages and their answers are forgotten; never the system prompt
+    Drop,
+    /// The next message is refused
+    Stop,
+}
+
+/// How an answer has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answered {
+    Whole,
+    /// By Ctrl-C.
+    Stopped,
+}
+
+/// A conversation and how it goes on.
+pub(super) struct Talk {
+    pub(super) template: ChatTemplate,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) answers: AnswerOptions,
+    pub(super) escapes: Escapes,
+    /// Of no prompt yet.
+    pub(super) request: Request,
+    pub(super) sampler_room: SamplerRoom,
+    pub(super) conversation: Conversation,
+    pub(super) context_full: ContextFull,
+    pub(super) reasoning: ReasoningFormat,
+    pub(super) colours: Colours,
+    /// The file of `--session`.
+    pub(super) session: Option<PathBuf>,
+    pub(super) last_usage: Option<Usage>,
+    /// Whether it has been said, or need not be, that the context is nearly full.
+    pub(super) is_warned: bool,
+}
+
+/// The memory that is planned for a sampler.
+pub(super) struct SamplerRoom {
+    planned_bytes: usize,
+    vocabulary: usize,
+    context: usize,
+}
+
+impl SamplerRoom {
+    pub(super) fn of(blueprint: &Blueprint) -> Self {
+        Self {
+            planned_bytes: blueprint.sampler_bytes,
+            vocabulary: blueprint.program.vocabulary(),
+            context: blueprint.context,
+        }
+    }
+
+    /// # Errors
+    /// When a sampler needs more, as the engine would find.
+    fn check(&self, sampler: &SamplerOptions, tokenizer: &Tokenizer) -> anyhow::Result<()> {
+        let breakers = Breakers::new(sampler, tokenizer);
+        let tokens_max = self.context.saturating_add(1);
+        let needed = Sampler::required_bytes(sampler, self.vocabulary, tokens_max, &breakers);
+        if needed > self.planned_bytes {
+            bail!(
+                "the samplers would need {needed} bytes of memory, and {} are planned for them",
+                self.planned_bytes
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Talk {
+    /// Starts over.
+    pub(super) fn clear(&mut self) {
+        let system = self.system().map(str::to_owned);
+        self.conversation.clear();
+        self.set_system(system);
+        self.is_warned = false;
+    }
+
+    /// The system prompt.
+    pub(super) fn system(&self) -> Option<&str> {
+        let first = self.conversation.messages().first()?;
+        let is_system = first.get("role")?.as_str() == Some("system");
+        first.get("content")?.as_str().filter(|_| is_system)
+    }
+
+    pub(super) fn set_system(&mut self, text: Option<String>) {
+        self.conversation.set_system(text.as_deref());
+    }
+
+    /// Changes an option of the answers, from the next one on.
+    ///
+    /// # Errors
+    /// When there is no such option, or it does not take the value, or more memory would be
+    /// needed than was planned.
+    pub(super) fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
+        let answers = self.answers.with(name, value, &self.escapes)?;
+        let mut sampler = answers.sampling.sampler(&self.escapes)?;
+        if answers.sampling.seed == self.answers.sampling.seed {
+            sampler.seed = self.request.sampler.seed;
+        }
+        let request = answers.request(sampler, &self.tokenizer, PREDICT_DEFAULT);
+        let checked = self.sampler_room.check(&request.sampler, &self.tokenizer);
+        checked.map_err(|error| {
+            let name = name.trim_start_matches('-');
+            anyhow!("/set {name} {value}: {error}; start with --{name} {value}")
+        })?;
+        self.request = request;
+        self.answers = answers;
+        Ok(())
+    }
+
+    /// The options of the answers, in a line.
+    pub(super) fn settings(&self) -> String {
+        self.answers.summary(self.request.sampler.seed)
+    }
+
+    /// Has the last message to be answered again.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    pub(super) fn take_back_answer(&mut self) -> anyhow::Result<()> {
+        let last = self.conversation.messages().last();
+        let role = last.and_then(|message| message.get("role")?.as_str());
+        if role != Some("assistant") {
+            bail!("there is no answer to make again");
+        }
+        self.conversation.pop();
+        // The same seed would make the same answer.
+        let seed = &mut self.request.sampler.seed;
+        *seed = seed.wrapping_add(1);
+        Ok(())
+    }
+
+    /// The file that a command names, or that of `--session`.
+    ///
+    /// # Errors
+    /// When there is neither.
+    pub(super) fn session_file(&self, command: &str, file: &str) -> anyhow::Result<PathBuf> {
+        match (file, &self.session) {
+            ("", Some(session)) => Ok(session.clone()),
+            ("", None) => bail!("/{command} needs a FILE, for there is no --session"),
+            (file, _) => Ok(file.into()),
+        }
+    }
+
+    /// Saves messages and state. Returns how many tokens the state is of.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or is something else.
+    pub(super) async fn save(&self, engine: &Engine, path: &Path) -> anyhow::Result<usize> {
+        let messages = self.conversation.messages();
+        let text = match messages.is_empty() {
+            true => String::new(),
+            false => serde_json::to_string(messages)?,
+        };
+        Ok(engine.save_session_with(path, &text).await?)
+    }
+
+    /// Takes the messages of a file in place of its own, and returns whether it has any. With
+    /// `keeps_system`, the system prompt stays.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is damaged.
+    pub(super) fn read_messages(
+        &mut self,
+        path: &Path,
+        keeps_system: bool,
+    ) -> anyhow::Result<bool> {
+        let Some(text) = session_attachment(path)? else {
+            return Ok(false);
+        };
+        let read = Conversation::from_json(&text)
+            .with_context(|| format!("{}: cannot read messages", path.display()))?;
+        let system = self.system().map(str::to_owned);
+        self.conversation.clear();
+        for message in read.messages() {
+            self.conversation.push_message(message.clone());
+        }
+        if keeps_system {
+            self.set_system(system);
+        }
+        self.is_warned = false;
+        Ok(true)
+    }
+
+    /// Answers the last message, and takes the answer up into the conversation. Ctrl-C stops
+    /// it; what was said by then stays.
+    ///
+    /// # Errors
+    /// When it cannot be answered, or a signal ends the run. The conversation is then not
+    /// what it was.
+    pub(super) async fn answer(
+        &mut self,
+        engine: &Engine,
+        interrupts: &mut Interrupts,
+    ) -> anyhow::Result<Answered> {
+        // What was pressed before is not meant for this answer.
+        match interrupts.has_come().await {
+            None | Some(EndSignal::Interrupt) => {}
+            Some(signal) => {
+                self.conversation.pop();
+                return Err(ended_by(signal));
+            }
+        }
+        let waiting = PromptBar::start();
+        let (mut stream, mut display) = self.submit(engine).await?;
+        let (answer, ending) = self
+            .show(&mut stream, &mut display, interrupts, waiting)
+            .await?;
+        let is_thought = display.finish()?;
+        // Most templates want an answer to every message.
+        if answer.is_empty() && ending.is_some() {
+            self.conversation.pop();
+        } else {
+            self.conversation.push_message(assistant_message(&answer));
+        }
+        if let Some(usage) = stream.usage() {
+            self.take_note(usage, engine.description().context);
+        }
+        match ending {
+            Some(EndSignal::Interrupt) => Ok(Answered::Stopped),
+            Some(signal) => Err(ended_by(signal)),
+            None if is_thought => {
+                notice(
+                    "the answer ended in its thoughts; -n allows more tokens, --reasoning-format show shows them",
+                );
+                Ok(Answered::Whole)
+            }
+            None => Ok(Answered::Whole),
+        }
+    }
+
+    /// Shows an answer as it comes. Returns its text, and the signal that has ended it.
+    async fn show(
+        &self,
+        stream: &mut TokenStream,
+        display: &mut Display,
+        interrupts: &mut Interrupts,
+        mut waiting: PromptBar,
+    ) -> anyhow::Result<(String, Option<EndSignal>)> {
+        let mut stops = self.answers.stop_texts(&self.escapes)?;
+        let mut answer = String::new();
+        let mut ending = None;
+        let mut has_token = false;
+        let mut is_over = false;
+        loop {
+            match interrupts.or_next(stream).await {
+                Event::Prompt(progress) => waiting.update(&progress),
+                // The engine may be some tokens ahead.
+                Event::Token(_) if is_over => {}
+                Event::Token(token) => {
+                    has_token = true;
+                    waiting.finish();
+                    let checked = stops.push(&token.text);
+                    answer += &checked.text;
+                    display.push(&checked.text)?;
+                    if checked.is_stopped {
+                        is_over = true;
+                        stream.stop();
+                    }
+                }
+                Event::Failed(error) => return Err(error.into()),
+                Event::Over => break,
+                Event::Interrupted(signal) => {
+                    let is_first = ending.replace(signal).is_none();
+                    let is_stop = signal == EndSignal::Interrupt;
+                    is_over |= is_stop;
+                    stream.stop();
+                    // After the pass that runs, models with recurrent layers can go on. That of
+                    // a prompt may take minutes.
+                    if !is_first || (is_stop && !has_token) {
+                        break;
+                    }
+                }
+            }
+        }
+        waiting.finish();
+        let held = stops.finish();
+        if !is_over {
+            answer += &held;
+            display.push(&held)?;
+        }
+        Ok((answer, ending))
+    }
+
+    /// Submits the conversation. What does not fit the context is dropped from its
+    /// beginning, if that is wanted, with room for more than the next answer: all that
+    /// follows has to be computed again.
+    async fn submit(&mut self, engine: &Engine) -> anyhow::Result<(TokenStream, Display)> {
+        let description = engine.description();
+        let context = description.context;
+        let answer_tokens = self.request.max_tokens.min(context / 8);
+        let mut prompt_tokens = context - answer_tokens;
+        let mut shortened = self.conversation.clone();
+        let mut dropped = 0;
+        let prompt = loop {
+            let prompt = self.template.render(&shortened)?;
+            let fits = prompt.len() <= description.text_limit.bytes()
+                && prompt_ids(&self.tokenizer, &prompt).len() <= prompt_tokens;
+            let may_drop = self.context_full == ContextFull::Drop;
+            if fits || !may_drop || !shortened.drop_oldest_turn() {
+                break prompt;
+            }
+            dropped += 1;
+            prompt_tokens = context / 2;
+        };
+        let display = Display::new(self.reasoning, self.colours, &prompt);
+        let mut request = self.request.clone();
+        request.prompt = Prompt::Rendered(prompt);
+        let stream = engine.generate(request).await.map_err(longer_than)?;
+        if dropped > 0 {
+            self.conversation = shortened;
+            self.is_warned = false;
+            let messages = match dropped {
+                1 => "the oldest message and its answer are".to_owned(),
+                many => format!("the oldest {many} messages and their answers are"),
+            };
+            notice(&format!(
+                "{messages} dropped, for the context of {context} tokens is full; -c sets a longer one"
+            ));
+        }
+        Ok((stream, display))
+    }
+
+    /// Keeps what an answer has cost, and says so if the context is full or nearly so.
+    fn take_note(&mut self, usage: &Usage, context: usize) {
+        note_full_context(usage, self.request.max_tokens, context);
+        let used = usage.prompt_tokens + usage.generated_tokens;
+        let is_nearly_full = (context * 4 / 5..=context).contains(&used);
+        if is_nearly_full && !self.is_warned {
+            let then = match self.context_full {
+                ContextFull::Drop => "the oldest messages are dropped when it is full",
+                ContextFull::Stop => "/clear starts over",
+            };
+            notice(&format!(
+                "{used} of the context's {context} tokens are used; {then}, -c sets a longer one"
+            ));
+        }
+        self.is_warned = is_nearly_full;
+        self.last_usage = Some(usage.clone());
+    }
+}
+
+/// A prompt that is too long is the whole conversation here.
+fn longer_than(error: Error) -> anyhow::Error {
+    match error {
+        Error::PromptTooLong { prompt, context } => anyhow!(
+            "the conversation has {prompt} tokens and the context holds {context}; /clear starts over, -c sets a longer context"
+        ),
+        Error::PromptTooManyBytes { bytes, limit } => anyhow!(
+            "the conversation has {bytes} bytes and {}; /clear starts over",
+            limit_in_options(&limit)
+        ),
+        error => error.into(),
+    }
+}

@@ -1,0 +1,177 @@
+//! The terminal of a conversation: how lines are edited in it, and how it is between them.
+
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Context;
+use nix::sys::termios::{
+    InputFlags, LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
+};
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{
+    Behavior, Cmd, ColorMode, ConditionalEventHandler, Config, Editor, Event, EventContext,
+    EventHandler, Helper, KeyCode, KeyEvent, Modifiers, Movement, RepeatCount,
+};
+
+use super::super::notice;
+use super::display::Colours;
+use super::history::History;
+use super::lines::is_open;
+
+/// What begins the line that the user writes.
+pub(super) const PROMPT: &str = "> ";
+
+/// What the editor writes to have the terminal mark pastes no longer.
+const BRACKETED_PASTE_OFF: &str = "\x1b[?2004l";
+
+/// What comes of a prompt.
+pub(super) enum Typed {
+    Text(String),
+    /// Ctrl-D, or Ctrl-C twice at an empty line.
+    End,
+}
+
+/// Keeps what is typed out of what is printed: nothing is echoed, and all of it waits for
+/// the next prompt. Ctrl-C is a signal.
+pub(super) struct QuietTerminal(Option<Termios>);
+
+impl QuietTerminal {
+    /// Begins, if lines can be edited here. Without an editor, the terminal itself shows and
+    /// takes lines, and is left as it is.
+    pub(super) fn begin() -> Self {
+        if !can_edit() {
+            return Self(None);
+        }
+        let Ok(before) = tcgetattr(io::stdin()) else {
+            return Self(None);
+        };
+        let mut quiet = before.clone();
+        quiet.local_flags &= !(LocalFlags::ECHO | LocalFlags::ICANON);
+        // What is typed while an answer is stopped is kept, too.
+        quiet.local_flags |= LocalFlags::ISIG | LocalFlags::NOFLSH;
+        quiet.input_flags &= !(InputFlags::ICRNL | InputFlags::IXON);
+        quiet.control_chars[SpecialCharacterIndices::VMIN as usize] = 1;
+        quiet.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
+        let is_quiet = tcsetattr(io::stdin(), SetArg::TCSANOW, &quiet).is_ok();
+        Self(is_quiet.then_some(before))
+    }
+
+    /// Makes the terminal what it was before, also in the middle of a line.
+    pub(super) fn end(&mut self, is_in_line: bool) {
+        let Some(before) = self.0.take() else { return };
+        if is_in_line {
+            let mut output = io::stdout().lock();
+            let _ = writeln!(output, "{BRACKETED_PASTE_OFF}");
+        }
+        let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &before);
+    }
+}
+
+/// Whether the terminal moves its cursor where it is asked to.
+fn can_edit() -> bool {
+    let term = std::env::var("TERM").unwrap_or_default();
+    !["dumb", "cons25", "emacs"].contains(&term.as_str())
+}
+
+/// Edits lines, with the keys and the history of a conversation.
+pub(super) struct LineEditor {
+    editor: Editor<LineHelper, FileHistory>,
+    history: History,
+}
+
+impl LineEditor {
+    /// An editor with what was typed before.
+    ///
+    /// # Errors
+    /// When the terminal does not let lines be edited.
+    pub(super) fn new(colours: Colours, mut history: History) -> anyhow::Result<Self> {
+        let behavior = match io::stdout().is_terminal() {
+            true => Behavior::Stdio,
+            // Only answers go to a file.
+            false => Behavior::PreferTerm,
+        };
+        let config = Config::builder()
+            .behavior(behavior)
+            .color_mode(ColorMode::Forced)
+            .build();
+        let mut editor =
+            Editor::with_config(config).context("cannot edit lines in this terminal")?;
+        editor.set_helper(Some(LineHelper { colours }));
+        let clear = EventHandler::Conditional(Box::new(ClearLine));
+        editor.bind_sequence(KeyEvent::ctrl('C'), clear);
+        let alt_enter = KeyEvent(KeyCode::Enter, Modifiers::ALT);
+        editor.bind_sequence(alt_enter, EventHandler::Simple(Cmd::Newline));
+        history.load(&mut editor);
+        Ok(Self { editor, history })
+    }
+
+    /// What the user types next.
+    ///
+    /// # Errors
+    /// When the terminal cannot be read.
+    pub(super) fn read(&mut self) -> anyhow::Result<Typed> {
+        let mut is_leaving = false;
+        loop {
+            match self.editor.readline(PROMPT) {
+                Ok(text) => {
+                    // A history that refuses a line is no reason to stop.
+                    let _ = self.editor.add_history_entry(&text);
+                    self.history.append(&mut self.editor);
+                    return Ok(Typed::Text(text));
+                }
+                Err(ReadlineError::Interrupted) if !is_leaving => {
+                    notice("Ctrl-C again leaves, as do Ctrl-D and /bye");
+                    is_leaving = true;
+                }
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(Typed::End),
+                Err(error) => {
+                    return Err(error).context("standard input: cannot read a message");
+                }
+            }
+        }
+    }
+}
+
+/// Ctrl-C: clears a line; in an empty one it does what it else does.
+struct ClearLine;
+
+impl ConditionalEventHandler for ClearLine {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
+        (!context.line().is_empty()).then_some(Cmd::Kill(Movement::WholeBuffer))
+    }
+}
+
+/// What the editor asks about lines.
+struct LineHelper {
+    colours: Colours,
+}
+
+impl Helper for LineHelper {}
+
+impl Completer for LineHelper {
+    type Candidate = String;
+}
+
+impl Hinter for LineHelper {
+    type Hint = String;
+}
+
+impl Highlighter for LineHelper {
+    fn highlight_prompt<'b, 's: 'b, 'p: 'b>(&'s self, prompt: &'p str, _: bool) -> Cow<'b, str> {
+        Cow::Owned(self.colours.prompt(prompt))
+    }
+}
+
+impl Validator for LineHelper {
+    fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
+        Ok(match is_open(context.input()) {
+            true => ValidationResult::Incomplete,
+            false => ValidationResult::Valid(None),
+        })
+    }
+}
