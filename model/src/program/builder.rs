@@ -51,6 +51,7 @@ impl<'a> ProgramBuilder<'a> {
                 logged_guesses: None,
                 look_ahead: None,
                 states: Vec::new(),
+                notes: Vec::new(),
                 widths,
             },
             widths,
@@ -456,6 +457,11 @@ impl<'a> ProgramBuilder<'a> {
             self.program.resident.push(index);
             self.program.resident.len() - 1
         }))
+    }
+
+    /// Tokens that the embedding has rows for.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.program.vocabulary()
     }
 
     /// How wide a buffer is after the last operation.

@@ -142,6 +142,7 @@ impl Contents {
             &plan,
             available_bytes.saturating_add(own_bytes).min(limit),
         ));
+        notices.extend(program.notes.iter().cloned());
         notices.extend(tokenizer.warnings().iter().map(ToString::to_string));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
         Ok(Blueprint {

@@ -7,6 +7,7 @@ use emel_kernels::Format;
 use emel_loader::gguf::{Array, Catalog, Metadata, Value};
 use emel_model::arch;
 use emel_model::chat::{ChatTemplates, SpecialTexts};
+use emel_model::keys::Keys;
 use serde::Serialize;
 
 use super::{ModelOptions, one_line, print};
@@ -61,6 +62,10 @@ struct Info {
     types: Vec<TypeShare>,
     /// In the order they are shown in.
     hyperparameters: serde_json::Map<String, serde_json::Value>,
+    /// Keys under the architecture's prefix by which nothing is computed.
+    unused_keys: Vec<String>,
+    /// What a user should know of the file.
+    notes: Vec<String>,
     tokenizer: TokenizerInfo,
     chat_template: Option<TemplateInfo>,
     plan: Option<PlanInfo>,
@@ -127,7 +132,10 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
     match Blueprint::new(&options.model.model, settings) {
-        Ok(blueprint) => info.plan = Some(PlanInfo::of(&blueprint)),
+        Ok(blueprint) => {
+            info.plan = Some(PlanInfo::of(&blueprint));
+            info.notes.clone_from(&blueprint.program.notes);
+        }
         Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(error.to_string()),
         // The path is known here.
         Err(Error::Model { source, .. }) => info.refuse(&source),
@@ -162,6 +170,8 @@ impl Info {
             parameters: catalog.tensors().iter().map(elements).sum(),
             types: types(catalog),
             hyperparameters: hyperparameters(metadata, architecture.as_deref().unwrap_or("")),
+            unused_keys: unused_keys(catalog),
+            notes: Vec::new(),
             tokenizer: TokenizerInfo::read(metadata),
             chat_template: TemplateInfo::read(templates),
             architecture,
@@ -209,6 +219,9 @@ impl Info {
             let value = value.as_str().map_or(value.to_string(), str::to_owned);
             line(&name.replace('_', " "), &value)?;
         }
+        if !self.unused_keys.is_empty() {
+            line("unused keys", &self.unused_keys.join(", "))?;
+        }
         let tokenizer = &self.tokenizer;
         let pre = tokenizer
             .pre
@@ -245,8 +258,9 @@ impl Info {
                 line("runs", state)?;
             }
         }
-        if let Some(problem) = &self.problem {
-            line("", problem)?;
+        let notes = self.notes.iter().map(|note| format!("note: {note}"));
+        for text in self.problem.iter().cloned().chain(notes) {
+            line("", &text)?;
         }
         Ok(out)
     }
@@ -418,6 +432,14 @@ fn hyperparameters(
         Some((name.to_owned(), shown(value)?))
     };
     known.into_iter().filter_map(found).collect()
+}
+
+/// Keys under the prefix of a supported architecture by which nothing is computed.
+fn unused_keys(catalog: &Catalog) -> Vec<String> {
+    let found = catalog.metadata().str("general.architecture");
+    let is_supported = |name: &&str| arch::supported().any(|known| known == *name);
+    let architecture = found.ok().flatten().filter(is_supported);
+    architecture.map_or_else(Vec::new, |name| Keys::new(catalog, name).unused())
 }
 
 /// A number, or the range of those that differ between layers.
