@@ -45,6 +45,9 @@ pub struct Hyperparameters {
     pub rope_base: f32,
     /// How rotary frequencies are stretched to longer contexts.
     pub rope_scaling: RopeScaling,
+    /// The same in layers with a sliding window: as in llama.cpp, the type `none` leaves the
+    /// factor to them.
+    pub windowed_rope_scaling: RopeScaling,
     /// The context length before it was stretched.
     pub original_context: usize,
 }
@@ -68,7 +71,8 @@ impl Hyperparameters {
         let heads = keys.size("attention.head_count")?;
         let (experts, experts_used) = experts(&keys)?;
         let (feed_forward, expert_feed_forward) = feed_forward_widths(&keys, experts_used)?;
-        let key_width = keys.size_or("attention.key_length", (width / heads).max(1))?;
+        let head_width = (width / heads).max(1);
+        let key_width = keys.size_or("attention.key_length", head_width)?;
         let rope_width = keys.size_or("rope.dimension_count", key_width)?;
         if rope_width > key_width || !rope_width.is_multiple_of(2) {
             return Err(keys.refuse(
@@ -77,12 +81,17 @@ impl Hyperparameters {
                 &format!("an even number up to the head's width {key_width}"),
             ));
         }
-        let value_width = keys.size_or("attention.value_length", key_width)?;
+        let value_width = keys.size_or("attention.value_length", head_width)?;
         check_windowed_layers(&keys, key_width, value_width, rope_width)?;
         let context_length = keys.size("context_length")?;
         let original_context = keys
             .u32("rope.scaling.original_context_length")?
             .map_or(context_length, |found| found as usize);
+        let scaling_type = keys.str("rope.scaling.type")?.unwrap_or("linear");
+        let windowed_scaling_type = match scaling_type {
+            "none" => "linear",
+            other => other,
+        };
         let blocks = keys.size("block_count")?;
         // Blocks at the end that predict further tokens take no part in the next one.
         let ahead = keys.count("nextn_predict_layers")?;
@@ -113,7 +122,8 @@ impl Hyperparameters {
             norm_epsilon: keys.required_positive("attention.layer_norm_rms_epsilon")?,
             rope_width,
             rope_base: keys.positive("rope.freq_base", 10_000.0)?,
-            rope_scaling: rope_scaling(&keys, context_length)?,
+            rope_scaling: rope_scaling(&keys, scaling_type, context_length)?,
+            windowed_rope_scaling: rope_scaling(&keys, windowed_scaling_type, context_length)?,
         })
     }
 }
@@ -158,7 +168,7 @@ fn feed_forward_widths(keys: &Keys<'_>, experts_used: usize) -> Result<(usize, u
         return Ok((width, width));
     }
     let expert_width = match keys.count(suffix)? {
-        0 => keys.size("feed_forward_length")? / experts_used,
+        0 if !keys.requires(suffix) => keys.size("feed_forward_length")? / experts_used,
         _ => keys.size(suffix)?,
     };
     match keys.count("feed_forward_length")? {
@@ -192,7 +202,11 @@ fn check_windowed_layers(
 
 /// What `rope.scaling.*` says. A factor without a type means positions divided by it;
 /// `rope.scale_linear` is the older name of the factor, and 0 is none.
-fn rope_scaling(keys: &Keys<'_>, context_length: usize) -> Result<RopeScaling, ModelError> {
+fn rope_scaling(
+    keys: &Keys<'_>,
+    scaling_type: &str,
+    context_length: usize,
+) -> Result<RopeScaling, ModelError> {
     let name = match keys.number("rope.scaling.factor")? {
         Some(_) => "rope.scaling.factor",
         None => "rope.scale_linear",
@@ -210,7 +224,7 @@ fn rope_scaling(keys: &Keys<'_>, context_length: usize) -> Result<RopeScaling, M
         beta_fast: 32.0,
         beta_slow: 1.0,
     };
-    Ok(match keys.str("rope.scaling.type")?.unwrap_or("linear") {
+    Ok(match scaling_type {
         "yarn" => yarn(factor, 1.0),
         // The factors of LongRoPE are tensors.
         "linear" | "longrope" if attn_factor != 1.0 => yarn(factor, 0.0),

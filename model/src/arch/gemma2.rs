@@ -17,7 +17,7 @@ pub(super) fn describe(
         windows: Some(Windows::read(&keys, shape, window, 2)?),
         local_rope: (
             keys.positive("rope.freq_base_swa", shape.rope_base)?,
-            shape.rope_scaling,
+            shape.windowed_rope_scaling,
         ),
         norms_heads: false,
         layers_27b: 46,

@@ -78,9 +78,10 @@ const EVERY: &[KnownKey] = &[
     key("rope.scaling.original_context_length"),
     key("expert_count"),
     key("expert_used_count"),
-    key("expert_group_count"),
-    key("expert_group_used_count"),
 ];
+
+/// Mixtures of experts in groups.
+const GROUPS: &[KnownKey] = &[key("expert_group_count"), key("expert_group_used_count")];
 
 /// Experts whose width is `feed_forward_length / expert_used_count` where the file does not say.
 const EXPERT_WIDTH: &[KnownKey] = &[key("expert_feed_forward_length")];
@@ -132,11 +133,14 @@ const GEMMA3: &[KnownKey] = &[
 ];
 
 const BY_ARCHITECTURE: &[(&str, &[&[KnownKey]])] = &[
-    ("llama", &[EVERY]),
+    ("llama", &[EVERY, GROUPS]),
     ("qwen2", &[EVERY]),
-    ("qwen2moe", &[EVERY, EXPERT_WIDTH, SHARED_EXPERT_WIDTH]),
+    (
+        "qwen2moe",
+        &[EVERY, GROUPS, EXPERT_WIDTH, SHARED_EXPERT_WIDTH],
+    ),
     ("qwen3", &[EVERY]),
-    ("qwen3moe", &[EVERY, EXPERT_WIDTH]),
+    ("qwen3moe", &[EVERY, GROUPS, EXPERT_WIDTH]),
     (
         "gemma2",
         &[
@@ -151,16 +155,17 @@ const BY_ARCHITECTURE: &[(&str, &[&[KnownKey]])] = &[
     ),
     ("gemma3", &[GEMMA3, EVERY, WINDOW, WINDOW_PATTERN]),
     ("phi3", &[EVERY]),
-    ("olmoe", &[EVERY]),
+    ("olmoe", &[EVERY, GROUPS]),
     (
         "granite",
-        &[EVERY, GRANITE, &[key("rope.scaling.finetuned")]],
+        &[EVERY, GROUPS, GRANITE, &[key("rope.scaling.finetuned")]],
     ),
-    ("granitemoe", &[EVERY, GRANITE]),
+    ("granitemoe", &[EVERY, GROUPS, GRANITE]),
     (
         "glm4moe",
         &[
             EVERY,
+            GROUPS,
             REQUIRED_EXPERT_WIDTH,
             ROUTER,
             DEEPSEEK_EXPERTS,
@@ -171,6 +176,7 @@ const BY_ARCHITECTURE: &[(&str, &[&[KnownKey]])] = &[
         "minimax-m2",
         &[
             EVERY,
+            GROUPS,
             REQUIRED_EXPERT_WIDTH,
             &[required("expert_gating_func")],
         ],
@@ -180,16 +186,21 @@ const BY_ARCHITECTURE: &[(&str, &[&[KnownKey]])] = &[
         &[
             &[required("attention.sliding_window")],
             EVERY,
+            GROUPS,
             REQUIRED_EXPERT_WIDTH,
             WINDOW,
             WINDOW_PATTERN,
         ],
     ),
-    ("lfm2", &[EVERY, WINDOW, &[required("shortconv.l_cache")]]),
+    (
+        "lfm2",
+        &[EVERY, GROUPS, WINDOW, &[required("shortconv.l_cache")]],
+    ),
     (
         "lfm2moe",
         &[
             EVERY,
+            GROUPS,
             REQUIRED_EXPERT_WIDTH,
             &[
                 required("shortconv.l_cache"),
@@ -202,6 +213,7 @@ const BY_ARCHITECTURE: &[(&str, &[&[KnownKey]])] = &[
         "qwen35moe",
         &[
             EVERY,
+            GROUPS,
             EXPERT_WIDTH,
             SHARED_EXPERT_WIDTH,
             &[
@@ -220,6 +232,7 @@ const BY_ARCHITECTURE: &[(&str, &[&[KnownKey]])] = &[
         "deepseek2",
         &[
             EVERY,
+            GROUPS,
             REQUIRED_EXPERT_WIDTH,
             ROUTER,
             DEEPSEEK_EXPERTS,

@@ -83,11 +83,13 @@ impl PreNorm {
     ) -> Result<(), ModelError> {
         self.check(model, shape)?;
         let rotation = model.rotation(self.rope_style)?;
-        let local_rope_base = self.local_rope_base.filter(|&base| base != shape.rope_base);
-        let local = local_rope_base.map_or(rotation, |base| {
-            let scaling = shape.rope_scaling;
-            model.rotation_with(self.rope_style, base, scaling, RotationFactors::None)
-        });
+        let scaling = shape.windowed_rope_scaling;
+        let local = match self.local_rope_base {
+            Some(base) if (base, scaling) != (shape.rope_base, shape.rope_scaling) => {
+                model.rotation_with(self.rope_style, base, scaling, RotationFactors::None)
+            }
+            _ => rotation,
+        };
         model.scale(Residual, self.embedding_scale);
         for layer in 0..shape.layers {
             let block = format!("blk.{layer}");
