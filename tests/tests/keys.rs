@@ -263,8 +263,10 @@ fn made_readable(model: GgufWriter, architecture: &str, suffix: &str) -> GgufWri
         _ if suffix.starts_with("expert_") && suffix != "expert_count" => {
             let model = with(model, "expert_count", Field::U32(8));
             let model = with(model, "expert_used_count", Field::U32(2));
-            with(model, "expert_group_count", Field::U32(2))
+            let model = with(model, "expert_group_count", Field::U32(2));
+            with(model, "expert_group_used_count", Field::U32(1))
         }
+        "rope.scale_linear" => model.without(&format!("{architecture}.rope.scaling.factor")),
         "attention.temperature_length" => {
             with(model, "attention.temperature_scale", Field::F32(0.1))
         }
