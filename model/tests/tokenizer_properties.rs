@@ -335,7 +335,7 @@ fn an_unknown_pre_tokenizer_is_a_warning() {
 #[test]
 fn bad_metadata_is_an_error_that_names_the_key() {
     let numbers = |numbers: &[i32]| Value::Array(Array::I32(numbers.to_vec()));
-    let cases: [(&str, Value, &str); 9] = [
+    let cases: [(&str, Value, &str); 7] = [
         (
             "model",
             string("plamo2"),
