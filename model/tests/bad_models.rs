@@ -124,11 +124,6 @@ fn absurd_mixtures_are_named() {
             ),
             (
                 "rope.dimension_sections",
-                Field::i32s(&[1, 1, 0, 1]),
-                "no pair in the fourth section",
-            ),
-            (
-                "rope.dimension_sections",
                 Field::i32s(&[1, 1]),
                 "four numbers",
             ),
@@ -229,6 +224,11 @@ fn absurd_recurrent_and_latent_layers_are_named() {
             ),
             ("ssm.inner_size", number(36), "a multiple of 8"),
             ("full_attention_interval", number(0), "a positive integer"),
+            (
+                "rope.dimension_sections",
+                Field::i32s(&[1, 1, 1, 1]),
+                "no pair in the fourth section",
+            ),
         ],
     );
     refuses(
