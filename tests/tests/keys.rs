@@ -30,6 +30,9 @@ const CUT: Cut = Cut {
 /// What is left of the largest logit for rounding: Gemma's GELU is a table in llama.cpp.
 const TOLERANCE: f64 = 2e-3;
 
+/// The largest logit, and for each position the argmax and the logits of the probes.
+type Logits = (f64, Vec<f64>, Vec<f64>, Vec<f64>);
+
 /// `tests/tools/keys_reference.py` describes it.
 #[derive(Deserialize)]
 struct Golden {
@@ -38,7 +41,7 @@ struct Golden {
     probe_ids: Vec<usize>,
     context: usize,
     keys: BTreeMap<String, Vec<String>>,
-    results: Vec<(f64, Vec<f64>, Vec<f64>, Vec<f64>)>,
+    results: Vec<Logits>,
     variants: Vec<Variant>,
 }
 

@@ -21,7 +21,9 @@ pub(super) fn describe(
     };
     // What is near is not stretched.
     let local_scaling = match shape.rope_scaling {
-        RopeScaling::Yarn { attn_factor, .. } if attn_factor == 1.0 => RopeScaling::None,
+        RopeScaling::Yarn {
+            attn_factor: 1.0, ..
+        } => RopeScaling::None,
         RopeScaling::Yarn {
             original_context,
             ext_factor,
