@@ -81,7 +81,6 @@ impl PreNorm {
         model: &mut ProgramBuilder<'_>,
         shape: &Hyperparameters,
     ) -> Result<(), ModelError> {
-        self.check(model, shape)?;
         let rotation = model.rotation(self.rope_style)?;
         let scaling = shape.windowed_rope_scaling;
         let local = match self.local_rope_base {
@@ -121,6 +120,7 @@ impl PreNorm {
             model.scale(Branch, self.residual_scale);
             model.add(Branch, Residual);
         }
+        self.check(model, shape)?;
         model.head()?;
         model.scale(Logits, self.logit_scale);
         Ok(())
