@@ -35,6 +35,14 @@ pub enum ModelError {
         /// What would be right.
         expected: String,
     },
+    /// A hyperparameter is missing that every model of the architecture has.
+    #[error(
+        "hyperparameter `{key}` is missing, expected in every model of the architecture; use a file that a current converter wrote"
+    )]
+    MissingHyperparameter {
+        /// Its metadata key.
+        key: String,
+    },
     /// A tensor of the architecture is not in the file.
     #[error("tensor `{name}` is missing; the file is incomplete or its architecture mislabelled")]
     MissingTensor {

@@ -1,10 +1,35 @@
 //! Metadata keys under the prefix of a model's architecture, checked as they are read.
 
-use emel_loader::gguf::{Catalog, Metadata, Value};
+use emel_loader::gguf::{Array, Catalog, Metadata, MetadataError, Value};
 
+use crate::arch::known_keys::{Absence, KnownKey, known_keys};
 use crate::error::ModelError;
 
-/// The keys of one architecture.
+/// What a note says of a key that the architecture reads, where its value is 0.
+const ZEROS: [(&str, &str); 4] = [
+    ("rope.scaling.factor", "which is read as 1"),
+    ("rope.scale_linear", "which is read as 1"),
+    (
+        "rope.scaling.original_context_length",
+        "so YaRN takes the context length",
+    ),
+    (
+        "expert_feed_forward_length",
+        "so feed_forward_length / expert_used_count is used",
+    ),
+];
+
+/// Keys that say how a model was trained, but by which llama.cpp computes in other architectures
+/// only, and the value that changes nothing.
+const PASSED_OVER: [(&str, f32); 5] = [
+    ("attention.sliding_window", 0.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+    ("rope.scaling.yarn_attn_factor", 1.0),
+    ("rope.scaling.yarn_beta_fast", 32.0),
+    ("rope.scaling.yarn_beta_slow", 1.0),
+];
+
+/// The keys of one architecture. Those that it does not know are as if the file had none.
 #[derive(Debug, Clone, Copy)]
 pub struct Keys<'a> {
     metadata: &'a Metadata,
@@ -47,6 +72,68 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Checks that the file has what the architecture cannot do without.
+    ///
+    /// # Errors
+    /// Names the first key that is missing.
+    pub fn check_required(&self) -> Result<(), ModelError> {
+        let is_missing =
+            |key: &&KnownKey| self.requires(key.suffix) && self.value(key.suffix).is_none();
+        match known_keys(self.architecture).find(is_missing) {
+            Some(key) => Err(ModelError::MissingHyperparameter {
+                key: self.name(key.suffix),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// What a user should know of the values in use: those that the file does not have, and those
+    /// that it has and that are not used.
+    pub fn notes(&self) -> Vec<String> {
+        let own = known_keys(self.architecture).filter_map(|key| match key.absence {
+            Absence::Own(own) if self.value(key.suffix).is_none() => Some(format!(
+                "`{}` is missing; {own}, the family's own value, is used",
+                self.name(key.suffix)
+            )),
+            _ => None,
+        });
+        let number = |suffix| self.metadata.f32(&self.name(suffix)).ok().flatten();
+        let zeros = ZEROS.iter().filter_map(|(suffix, meaning)| {
+            let is_zero = self.knows(suffix) && number(suffix) == Some(0.0);
+            is_zero.then(|| format!("`{}` is 0, {meaning}", self.name(suffix)))
+        });
+        let passed_over = PASSED_OVER.iter().filter_map(|&(suffix, neutral)| {
+            let found = number(suffix).filter(|&found| found != neutral && found >= 0.0)?;
+            let name = self.name(suffix);
+            (!self.knows(suffix))
+                .then(|| format!("`{name}` is {found}; it is passed over, as in llama.cpp"))
+        });
+        own.chain(zeros).chain(passed_over).collect()
+    }
+
+    /// The keys under the architecture's prefix by which nothing is computed.
+    pub fn unused(&self) -> Vec<String> {
+        let prefix = self.name("");
+        let is_unused = |key: &&str| {
+            let suffix = key.strip_prefix(&prefix);
+            // The number of tokens is known anyway.
+            suffix.is_some_and(|suffix| suffix != "vocab_size" && !self.knows(suffix))
+        };
+        let keys = self.metadata.iter().map(|(key, _)| key);
+        keys.filter(is_unused).map(str::to_owned).collect()
+    }
+
+    /// Whether no model of the architecture is without the key.
+    pub fn requires(&self, suffix: &str) -> bool {
+        let known = self.known(suffix);
+        known.is_some_and(|key| key.absence == Absence::Refused)
+    }
+
+    /// Whether the architecture reads the key.
+    pub fn knows(&self, suffix: &str) -> bool {
+        self.known(suffix).is_some()
+    }
+
     /// The error for a value that no model can have.
     pub fn refuse(&self, suffix: &str, found: impl ToString, expected: &str) -> ModelError {
         ModelError::Hyperparameter {
@@ -62,7 +149,7 @@ impl<'a> Keys<'a> {
     /// When it is of another type, negative, or different in the layers.
     pub fn u32(&self, suffix: &str) -> Result<Option<u32>, ModelError> {
         let name = self.name(suffix);
-        if let Some(Value::Array(_)) = self.metadata.get(&name) {
+        if let Some(Value::Array(_)) = self.value(suffix) {
             let values = self.metadata.i32s(&name)?.unwrap_or_default();
             let first = values.first().copied();
             let agree = values.iter().all(|&value| Some(value) == first);
@@ -71,7 +158,7 @@ impl<'a> Keys<'a> {
                 _ => Err(self.refuse(suffix, "different in each layer", "one number")),
             };
         }
-        Ok(self.metadata.u32(&name)?)
+        self.read(suffix, Metadata::u32)
     }
 
     /// An integer of each layer: one number for all, or an array of as many as `layers`;
@@ -86,7 +173,7 @@ impl<'a> Keys<'a> {
         default: usize,
     ) -> Result<PerLayer, ModelError> {
         let name = self.name(suffix);
-        let Some(Value::Array(_)) = self.metadata.get(&name) else {
+        let Some(Value::Array(_)) = self.value(suffix) else {
             return Ok(PerLayer::Same(self.size_or(suffix, default)?));
         };
         let values = self.metadata.i32s(&name)?.unwrap_or_default();
@@ -140,12 +227,23 @@ impl<'a> Keys<'a> {
         self.checked_size(suffix, found)
     }
 
+    /// A positive integer, `default` where the file has none or says 0.
+    ///
+    /// # Errors
+    /// When it is out of range.
+    pub fn nonzero_or(&self, suffix: &str, default: usize) -> Result<usize, ModelError> {
+        match self.count(suffix)? {
+            0 => self.checked_size(suffix, default),
+            found => self.checked_size(suffix, found),
+        }
+    }
+
     /// A positive number, `default` where the file has none.
     ///
     /// # Errors
     /// When it is not positive or not finite.
     pub fn positive(&self, suffix: &str, default: f32) -> Result<f32, ModelError> {
-        let found = self.metadata.f32(&self.name(suffix))?.unwrap_or(default);
+        let found = self.number(suffix)?.unwrap_or(default);
         if found.is_finite() && found > 0.0 {
             Ok(found)
         } else {
@@ -158,10 +256,34 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// When it is negative or not finite.
     pub fn optional_positive(&self, suffix: &str) -> Result<Option<f32>, ModelError> {
-        match self.metadata.f32(&self.name(suffix))? {
+        match self.number(suffix)? {
             None | Some(0.0) => Ok(None),
             Some(found) => self.positive(suffix, found).map(Some),
         }
+    }
+
+    /// A required positive number.
+    ///
+    /// # Errors
+    /// When it is missing and the family has no value of its own, not positive or not finite.
+    pub fn required_positive(&self, suffix: &str) -> Result<f32, ModelError> {
+        let found = self.number(suffix)?;
+        let found = Metadata::required(found, &self.name(suffix), "a positive number")?;
+        self.positive(suffix, found)
+    }
+
+    /// A number, or the family's own where the file has none.
+    ///
+    /// # Errors
+    /// When it is of another type.
+    pub fn number(&self, suffix: &str) -> Result<Option<f32>, ModelError> {
+        let found = self.read(suffix, Metadata::f32)?;
+        Ok(
+            found.or(self.known(suffix).and_then(|key| match key.absence {
+                Absence::Own(own) => Some(own),
+                Absence::Default | Absence::Refused => None,
+            })),
+        )
     }
 
     /// A factor, 1 where the file has none or says 0.
@@ -177,7 +299,40 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// When it is of another type.
     pub fn bool(&self, suffix: &str) -> Result<Option<bool>, ModelError> {
-        Ok(self.metadata.bool(&self.name(suffix))?)
+        self.read(suffix, Metadata::bool)
+    }
+
+    /// A switch for each of `layers`, if the file has it, as booleans or as 0 and others.
+    ///
+    /// # Errors
+    /// When it is of another type or length.
+    pub fn flags(&self, suffix: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
+        let flags = match self.value(suffix) {
+            None => return Ok(None),
+            Some(Value::Array(Array::Bool(flags))) => flags.clone(),
+            Some(Value::Array(Array::I32(flags))) => flags.iter().map(|&flag| flag != 0).collect(),
+            Some(other) => {
+                return Err(self.refuse(suffix, other.describe(), "a flag for each layer"));
+            }
+        };
+        if flags.len() != layers {
+            let found = format!("{} flags", flags.len());
+            return Err(self.refuse(suffix, found, &format!("one for each of {layers} layers")));
+        }
+        Ok(Some(flags))
+    }
+
+    /// Whether the file has an array for a key.
+    pub fn is_array(&self, suffix: &str) -> bool {
+        matches!(self.value(suffix), Some(Value::Array(_)))
+    }
+
+    /// Several integers, if the file has them.
+    ///
+    /// # Errors
+    /// When they are of another type.
+    pub fn i32s(&self, suffix: &str) -> Result<Option<&'a [i32]>, ModelError> {
+        self.read(suffix, Metadata::i32s)
     }
 
     /// A text, if the file has it.
@@ -185,7 +340,30 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// When it is of another type.
     pub fn str(&self, suffix: &str) -> Result<Option<&'a str>, ModelError> {
-        Ok(self.metadata.str(&self.name(suffix))?)
+        self.read(suffix, Metadata::str)
+    }
+
+    /// What the table says of a key.
+    fn known(&self, suffix: &str) -> Option<&'static KnownKey> {
+        known_keys(self.architecture).find(|key| key.suffix == suffix)
+    }
+
+    /// The value of a key that the architecture knows.
+    fn value(&self, suffix: &str) -> Option<&'a Value> {
+        self.known(suffix)?;
+        self.metadata.get(&self.name(suffix))
+    }
+
+    /// A value of one type.
+    fn read<T>(
+        &self,
+        suffix: &str,
+        read: impl FnOnce(&'a Metadata, &str) -> Result<Option<T>, MetadataError>,
+    ) -> Result<Option<T>, ModelError> {
+        match self.value(suffix) {
+            Some(_) => Ok(read(self.metadata, &self.name(suffix))?),
+            None => Ok(None),
+        }
     }
 
     fn name(&self, suffix: &str) -> String {

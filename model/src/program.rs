@@ -150,6 +150,13 @@ pub enum Op {
         /// Index among [`Program::rotations`].
         rotation: usize,
     },
+    /// buffer *= 1 + growth.scale · ln(⌊position / growth.length⌋ + 1), by the token's position.
+    ScaleByPosition {
+        /// What is scaled.
+        buffer: Buffer,
+        /// How the factor grows.
+        growth: PositionGrowth,
+    },
     /// Keeps this token's keys and values, then gathers the values of all positions it
     /// may look at.
     Attention {
@@ -293,6 +300,24 @@ pub enum Op {
     KeepLogitTokens,
 }
 
+/// Scores that grow with the logarithm of the position, in steps
+/// (<https://arxiv.org/abs/2501.19399>, as in Llama 4 and Mistral Large 3).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PositionGrowth {
+    /// How strongly.
+    pub scale: f32,
+    /// Positions of a step.
+    pub length: usize,
+}
+
+impl PositionGrowth {
+    /// The factor at a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        let steps = (position / self.length) as f64;
+        ((steps + 1.0).ln() * f64::from(self.scale) + 1.0) as f32
+    }
+}
+
 /// How attention scores its positions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Scores<'a> {
@@ -411,6 +436,8 @@ pub struct Program {
     pub states: Vec<StateShape>,
     /// What the file has besides, which no text model needs.
     pub unused: Vec<UnusedPart>,
+    /// What a user should know of the file, a sentence each.
+    pub notes: Vec<String>,
     /// Greatest width of each [`Buffer`], 0 for one that is not used.
     pub widths: [usize; BUFFERS],
 }

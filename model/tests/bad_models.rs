@@ -70,7 +70,13 @@ fn absurd_hyperparameters_are_named() {
         ),
         ("rope.freq_base", Field::F32(-1.0), "a positive number"),
         ("rope.freq_base", Field::F32(f32::NAN), "a positive number"),
-        ("rope.scaling.factor", Field::F32(0.0), "a positive number"),
+        ("rope.scaling.factor", Field::F32(-1.0), "a positive number"),
+        ("attention.causal", Field::Bool(false), "expected true"),
+        (
+            "rope.dimension_count",
+            Field::U32(8),
+            "expected the head's width 16",
+        ),
         ("rope.scaling.type", Field::string("dynamic"), "`yarn`"),
         (
             "attention.layer_norm_rms_epsilon",
@@ -100,10 +106,16 @@ fn absurd_mixtures_are_named() {
                 "at most the 16 experts",
             ),
             (
-                "expert_feed_forward_length",
-                Field::U32(0),
-                "a positive integer",
+                "expert_group_count",
+                Field::U32(3),
+                "a divisor of the 16 experts",
             ),
+        ],
+    );
+    refuses(
+        "glm4moe.gguf",
+        "glm4moe",
+        &[
             ("expert_gating_func", Field::U32(9), "2 (sigmoid)"),
             (
                 "expert_weights_scale",
@@ -111,9 +123,9 @@ fn absurd_mixtures_are_named() {
                 "a positive number",
             ),
             (
-                "expert_group_count",
-                Field::U32(3),
-                "a divisor of the 16 experts",
+                "rope.dimension_sections",
+                Field::i32s(&[1, 1]),
+                "four numbers",
             ),
         ],
     );
@@ -212,6 +224,11 @@ fn absurd_recurrent_and_latent_layers_are_named() {
             ),
             ("ssm.inner_size", number(36), "a multiple of 8"),
             ("full_attention_interval", number(0), "a positive integer"),
+            (
+                "rope.dimension_sections",
+                Field::i32s(&[1, 1, 1, 1]),
+                "no pair in the fourth section",
+            ),
         ],
     );
     refuses(
@@ -260,6 +277,9 @@ fn missing_hyperparameters_are_named() {
     }
 }
 
+/// Families whose output head is never the embedding.
+const HAVE_OWN_HEAD: [&str; 3] = ["gpt-oss.gguf", "minimax-m2.gguf", "qwen2moe.gguf"];
+
 #[test]
 fn every_missing_tensor_is_named_unless_the_model_works_without_it() {
     for model in [
@@ -278,7 +298,7 @@ fn every_missing_tensor_is_named_unless_the_model_works_without_it() {
         let catalog = Catalog::open(fixture("arch").join(model)).unwrap();
         for tensor in catalog.tensors() {
             let is_optional = match tensor.name.as_str() {
-                "output.weight" => true,
+                "output.weight" => !HAVE_OWN_HEAD.contains(&model),
                 name if name.ends_with("exp_probs_b.bias") => model == "deepseek2.gguf",
                 name => ["attn_q.bias", "attn_k.bias", "attn_v.bias"]
                     .iter()

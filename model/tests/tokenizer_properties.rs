@@ -335,7 +335,7 @@ fn an_unknown_pre_tokenizer_is_a_warning() {
 #[test]
 fn bad_metadata_is_an_error_that_names_the_key() {
     let numbers = |numbers: &[i32]| Value::Array(Array::I32(numbers.to_vec()));
-    let cases: [(&str, Value, &str); 9] = [
+    let cases: [(&str, Value, &str); 7] = [
         (
             "model",
             string("plamo2"),
@@ -367,16 +367,6 @@ fn bad_metadata_is_an_error_that_names_the_key() {
             "`tokenizer.ggml.scores` has 1 elements",
         ),
         (
-            "bos_token_id",
-            Value::Unsigned(1 << 20),
-            "`tokenizer.ggml.bos_token_id` is 1048576",
-        ),
-        (
-            "eos_token_id",
-            Value::Signed(-1),
-            "`tokenizer.ggml.eos_token_id` is -1",
-        ),
-        (
             "merges",
             strings(&["ab".to_owned()]),
             "`tokenizer.ggml.merges` rule 0 is \"ab\"",
@@ -404,6 +394,32 @@ fn bad_metadata_is_an_error_that_names_the_key() {
         error.to_string().contains("tokenizer.ggml.eos_token_id"),
         "{error}"
     );
+}
+
+#[test]
+fn a_special_token_that_is_not_in_the_vocabulary_is_as_if_it_were_not_named() {
+    for (value, found) in [
+        (Value::Unsigned(1 << 20), "1048576"),
+        (Value::Signed(-1), "-1"),
+    ] {
+        let mut without = byte_pair("qwen2");
+        without.remove("tokenizer.ggml.eos_token_id");
+        let without = Tokenizer::from_metadata(&mut without).unwrap();
+        let mut metadata = byte_pair("qwen2");
+        metadata.insert("tokenizer.ggml.eos_token_id".to_owned(), value);
+        let tokenizer = Tokenizer::from_metadata(&mut metadata).unwrap();
+        assert_eq!(tokenizer.eos(), without.eos());
+        let warnings: Vec<String> = tokenizer
+            .warnings()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let expected = format!("`tokenizer.ggml.eos_token_id` is {found}, which is no id below");
+        assert!(
+            warnings.iter().any(|warning| warning.contains(&expected)),
+            "{warnings:?}"
+        );
+    }
 }
 
 #[test]

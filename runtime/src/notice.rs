@@ -43,6 +43,8 @@ pub enum Notice {
         /// What they do with this plan.
         effect: LossyEffect,
     },
+    /// Something in the model's file is unusual, in words.
+    Model(String),
     /// Something in the file's tokenizer is unusual, in words.
     Tokenizer(String),
     /// The system refuses a faster reader.
@@ -106,7 +108,7 @@ impl fmt::Display for Notice {
                 in_binary_units(*available_bytes)
             ),
             Self::Lossy { lossy, effect } => write!(out, "LOSSY: {} {effect}", rules(lossy)),
-            Self::Tokenizer(warning) => out.write_str(warning),
+            Self::Model(note) | Self::Tokenizer(note) => out.write_str(note),
             Self::SlowerReader {
                 backend,
                 reason,

@@ -38,6 +38,22 @@ pub struct Cut {
 /// # Panics
 /// When its file cannot be read.
 pub fn logits(model: &Path, cut: Cut, tokens: &[u32]) -> Result<Vec<Vec<f32>>, ModelError> {
+    logits_in_context(model, cut, tokens, tokens.len())
+}
+
+/// The same for a context of `context_wished` positions, which `LongRoPE` asks about.
+///
+/// # Errors
+/// When the model describes itself badly.
+///
+/// # Panics
+/// When its file cannot be read.
+pub fn logits_in_context(
+    model: &Path,
+    cut: Cut,
+    tokens: &[u32],
+    context_wished: usize,
+) -> Result<Vec<Vec<f32>>, ModelError> {
     let catalog = Catalog::open(model).expect("a good file");
     let program = arch::program(&catalog)?;
     let files = OpenFiles::open([model], false).expect("a readable file");
@@ -46,7 +62,7 @@ pub fn logits(model: &Path, cut: Cut, tokens: &[u32]) -> Result<Vec<Vec<f32>>, M
     let steps = schedule(&program, &units);
     let footprint = Footprint {
         context: tokens.len(),
-        context_wished: tokens.len(),
+        context_wished,
         chunk: cut.chunk,
         logit_tokens: cut.chunk,
         threads: cut.threads,

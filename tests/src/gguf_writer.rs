@@ -264,6 +264,11 @@ impl GgufWriter {
         self
     }
 
+    /// Whether there is a tensor of this name.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.tensors.iter().any(|(tensor, _)| tensor.name == name)
+    }
+
     /// Puts the tensors into the order of a key, made from their place so far and their name.
     #[must_use]
     pub fn sort_tensors_by_key<K: Ord>(mut self, key: impl Fn(usize, &str) -> K) -> Self {

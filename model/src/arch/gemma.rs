@@ -5,20 +5,19 @@
 
 use emel_kernels::{RopeScaling, RopeStyle};
 
+use super::window::Windows;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Attended, Branch, Key, Logits, Normed, Query, Residual};
 use crate::program::{Activation, Op, ProgramBuilder, RotationFactors, Scores};
 
 /// What differs between them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Gemma {
-    /// One layer in so many looks at all positions.
-    pub(super) global_every: usize,
-    /// Positions that the others look back on.
-    pub(super) window: Option<usize>,
-    /// Base of the rotary frequencies in the others, if it is another.
-    pub(super) local_rope_base: Option<f32>,
+    /// Layers that look back on some positions only.
+    pub(super) windows: Option<Windows>,
+    /// Base and scaling of the rotary frequencies in those.
+    pub(super) local_rope: (f32, RopeScaling),
     /// Whether each query and key head is normed before it is rotated.
     pub(super) norms_heads: bool,
     /// The 27B model, told by its number of layers, scales its scores by another width.
@@ -37,9 +36,11 @@ impl Gemma {
     ) -> Result<(), ModelError> {
         let style = RopeStyle::Halves;
         let global = model.rotation(style)?;
-        let local = self.local_rope_base.map_or(global, |base| {
-            model.rotation_with(style, base, RopeScaling::None, RotationFactors::None)
-        });
+        let local = match self.local_rope {
+            _ if self.windows.is_none() => global,
+            same if same == (shape.rope_base, shape.rope_scaling) => global,
+            (base, scaling) => model.rotation_with(style, base, scaling, RotationFactors::None),
+        };
         let score_width = if shape.layers == self.layers_27b {
             shape.width / shape.heads
         } else {
@@ -50,7 +51,7 @@ impl Gemma {
         for layer in 0..shape.layers {
             let block = format!("blk.{layer}");
             let name = |part: &str| format!("{block}.{part}.weight");
-            let is_global = (layer + 1).is_multiple_of(self.global_every);
+            let window = self.windows.as_ref().and_then(|windows| windows.of(layer));
             model.begin_layer(layer);
 
             model.norm(&name("attn_norm"), Residual, Normed)?;
@@ -59,10 +60,10 @@ impl Gemma {
                 model.norm_heads(&name("attn_q_norm"), Query, shape.key_width)?;
                 model.norm_heads(&name("attn_k_norm"), Key, shape.key_width)?;
             }
-            model.rope(if is_global { global } else { local });
+            model.rope(if window.is_none() { global } else { local });
             model.attention(Scores {
                 scale: 1.0 / (score_width as f32).sqrt(),
-                window: self.window.filter(|_| !is_global),
+                window,
                 softcap: self.score_cap,
                 sinks: None,
             })?;

@@ -2,6 +2,7 @@
 //! <https://arxiv.org/abs/2408.00118>
 
 use super::gemma::Gemma;
+use super::window::Windows;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::ProgramBuilder;
@@ -11,10 +12,13 @@ pub(super) fn describe(
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
     let keys = model.keys();
+    let window = keys.size_or("attention.sliding_window", 4096)?;
     let family = Gemma {
-        global_every: 2,
-        window: Some(shape.sliding_window.unwrap_or(4096)),
-        local_rope_base: None,
+        windows: Some(Windows::read(&keys, shape, window, 2)?),
+        local_rope: (
+            keys.positive("rope.freq_base_swa", shape.rope_base)?,
+            shape.windowed_rope_scaling,
+        ),
         norms_heads: false,
         layers_27b: 46,
         score_cap: Some(keys.positive("attn_logit_softcapping", 50.0)?),

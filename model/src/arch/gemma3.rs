@@ -1,7 +1,10 @@
 //! Gemma 3: normed queries and keys, and five layers with a sliding window for each one
 //! without. <https://arxiv.org/abs/2503.19786>
 
+use emel_kernels::RopeScaling;
+
 use super::gemma::Gemma;
+use super::window::Windows;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::ProgramBuilder;
@@ -11,10 +14,39 @@ pub(super) fn describe(
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
     let keys = model.keys();
+    // Without a window all layers are global.
+    let windows = match keys.count("attention.sliding_window")? {
+        0 => None,
+        window => Some(Windows::read(&keys, shape, window, 6)?),
+    };
+    // What is near is not stretched.
+    let local_scaling = match shape.rope_scaling {
+        RopeScaling::Yarn {
+            attn_factor: 1.0, ..
+        } => RopeScaling::None,
+        RopeScaling::Yarn {
+            original_context,
+            ext_factor,
+            attn_factor,
+            beta_fast,
+            beta_slow,
+            ..
+        } => RopeScaling::Yarn {
+            factor: 1.0,
+            original_context,
+            ext_factor,
+            attn_factor,
+            beta_fast,
+            beta_slow,
+        },
+        RopeScaling::None | RopeScaling::Linear { .. } => RopeScaling::None,
+    };
     let family = Gemma {
-        global_every: 6,
-        window: shape.sliding_window,
-        local_rope_base: Some(keys.positive("rope.freq_base_swa", 10_000.0)?),
+        windows,
+        local_rope: (
+            keys.positive("rope.freq_base_swa", 10_000.0)?,
+            local_scaling,
+        ),
         norms_heads: true,
         layers_27b: 62,
         score_cap: None,

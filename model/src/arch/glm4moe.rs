@@ -5,6 +5,7 @@ use emel_kernels::RopeStyle;
 
 use super::experts::Experts;
 use super::pre_norm::{PreNorm, QueryKeyNorm};
+use super::sections::{Dealing, check_sections};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::{Mixture, ProgramBuilder};
@@ -16,10 +17,12 @@ pub(super) fn describe(
 ) -> Result<(), ModelError> {
     let mixture = Mixture {
         gating: Gating::Sigmoid,
+        normalises: false,
         needs_choice_bias: true,
         ..Mixture::SOFTMAX
     };
     let keys = model.keys();
+    check_sections(&keys, shape, Dealing::InRuns)?;
     let experts = Experts {
         mixture: mixture.read(&keys, shape)?,
         leading_dense: keys.count("leading_dense_block_count")?,
@@ -37,6 +40,7 @@ pub(super) fn describe(
         query_key_norm,
         feed_forward_norm: "post_attention_norm",
         experts: Some(experts),
+        turns_whole_heads: false,
         ..PreNorm::new(RopeStyle::Halves)
     };
     family.describe(model, shape)

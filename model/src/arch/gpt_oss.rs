@@ -5,6 +5,7 @@ use emel_kernels::RopeStyle;
 
 use super::experts::Experts;
 use super::pre_norm::PreNorm;
+use super::window::Windows;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::{Activation, Mixture, ProgramBuilder};
@@ -38,8 +39,11 @@ pub(super) fn describe(
         ..Mixture::SOFTMAX
     };
     let keys = model.keys();
+    let window = keys.size("attention.sliding_window")?;
     let family = PreNorm {
-        window: Some((2, keys.size("attention.sliding_window")?)),
+        windows: Some(Windows::read(&keys, shape, window, 2)?),
+        local_rope_base: Some(keys.positive("rope.freq_base_swa", shape.rope_base)?),
+        has_own_head: true,
         has_sinks: true,
         feed_forward_norm: "post_attention_norm",
         experts: Some(Experts::everywhere(mixture.read(&keys, shape)?)),

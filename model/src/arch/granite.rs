@@ -26,7 +26,9 @@ pub(super) fn describe(
         attention_scale: keys.optional_positive("attention.scale")?,
         embedding_scale: keys.factor("embedding_scale")?,
         residual_scale: keys.factor("residual_scale")?,
-        logit_scale: 1.0 / keys.factor("logit_scale")?,
+        logit_scale: 1.0 / keys.required_positive("logit_scale")?,
+        // Models that go without positions say so here.
+        has_rope: keys.bool("rope.scaling.finetuned")?.unwrap_or(true),
         ..PreNorm::new(RopeStyle::Interleaved)
     };
     family.describe(model, shape)

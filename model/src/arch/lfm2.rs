@@ -5,11 +5,11 @@
 use emel_kernels::RopeStyle;
 
 use super::experts::Experts;
+use super::window::Windows;
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Attended, Branch, Key, Normed, Query, Residual};
 use crate::program::{Mixture, ProgramBuilder, Scores};
-use crate::routing::Gating;
 
 pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
@@ -18,8 +18,11 @@ pub(super) fn describe(
     let rotation = model.rotation(RopeStyle::Halves)?;
     let taps = model.taps("shortconv.l_cache")?;
     let keys = model.keys();
+    let windows = match keys.count("attention.sliding_window")? {
+        0 => None,
+        window => Some(Windows::everywhere(shape, window)),
+    };
     let mixture = Mixture {
-        gating: Gating::Sigmoid,
         needs_choice_bias: true,
         ..Mixture::SOFTMAX
     }
@@ -47,6 +50,7 @@ pub(super) fn describe(
             model.rope(rotation);
             model.attention(Scores {
                 scale: 1.0 / (shape.key_width as f32).sqrt(),
+                window: windows.as_ref().and_then(|windows| windows.of(layer)),
                 ..Scores::default()
             })?;
             model.linear(&name("attn_output"), shape.width, Attended, Branch)?;

@@ -9,6 +9,7 @@ mod gemma3;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+pub mod known_keys;
 mod lfm2;
 mod llama;
 mod minimax_m2;
@@ -20,11 +21,14 @@ mod qwen2moe;
 mod qwen3;
 mod qwen35moe;
 mod qwen3moe;
+mod sections;
+mod window;
 
 use emel_loader::gguf::{Catalog, Metadata};
 
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
+use crate::keys::Keys;
 use crate::program::{Program, ProgramBuilder};
 
 type Describe = fn(&mut ProgramBuilder<'_>, &Hyperparameters) -> Result<(), ModelError>;
@@ -72,7 +76,9 @@ pub fn program(catalog: &Catalog) -> Result<Program, ModelError> {
     let hyperparameters = Hyperparameters::read(catalog)?;
     let mut builder = ProgramBuilder::new(catalog, hyperparameters.clone())?;
     describe(&mut builder, &hyperparameters)?;
-    builder.finish()
+    let mut program = builder.finish()?;
+    program.notes = Keys::new(catalog, &hyperparameters.architecture).notes();
+    Ok(program)
 }
 
 /// Refuses files that go with a language model and are none themselves.

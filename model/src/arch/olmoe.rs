@@ -20,6 +20,7 @@ pub(super) fn describe(
     let family = PreNorm {
         query_key_norm: QueryKeyNorm::AllHeads,
         experts: Some(Experts::everywhere(mixture.read(&model.keys(), shape)?)),
+        has_own_head: true,
         ..PreNorm::new(RopeStyle::Halves)
     };
     family.describe(model, shape)

@@ -13,7 +13,7 @@ pub(super) fn describe(
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
     let family = PreNorm {
-        window: shape.sliding_window.map(|positions| (1, positions)),
+        turns_whole_heads: false,
         ..PreNorm::new(RopeStyle::Halves)
     };
     family.describe(model, shape)

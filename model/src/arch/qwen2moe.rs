@@ -21,11 +21,12 @@ pub(super) fn describe(
     let experts = Experts {
         mixture: mixture.read(&keys, shape)?,
         leading_dense: 0,
-        shared_width: keys.size_or("expert_shared_feed_forward_length", shape.feed_forward)?,
+        shared_width: keys.nonzero_or("expert_shared_feed_forward_length", shape.feed_forward)?,
         gates_shared: true,
     };
     let family = PreNorm {
         experts: Some(experts),
+        has_own_head: true,
         ..PreNorm::new(RopeStyle::Halves)
     };
     family.describe(model, shape)

@@ -4,6 +4,7 @@
 
 use emel_kernels::{DeltaRuleShape, RopeStyle};
 
+use super::sections::{Dealing, check_sections};
 use crate::error::ModelError;
 use crate::hyperparameters::Hyperparameters;
 use crate::program::Buffer::{Attended, Branch, Key, Normed, OutputGate, Query, Residual};
@@ -16,24 +17,28 @@ pub(super) fn describe(
     model: &mut ProgramBuilder<'_>,
     shape: &Hyperparameters,
 ) -> Result<(), ModelError> {
-    // All three positions of a text's token are the same, so its sections do not show.
     let rotation = model.rotation(RopeStyle::Halves)?;
     let delta = delta_rule(model)?;
     let taps = model.taps("ssm.conv_kernel")?;
     let keys = model.keys();
+    check_sections(&keys, shape, Dealing::InTurns)?;
     let attention_every = keys.size_or("full_attention_interval", ATTENTION_EVERY)?;
+    let recurrent = keys.flags("attention.recurrent_layers", shape.blocks)?;
+    let is_recurrent = |layer: usize| match &recurrent {
+        Some(flags) => flags[layer],
+        None => !(layer + 1).is_multiple_of(attention_every),
+    };
     let mixture = Mixture::SOFTMAX.read(&keys, shape)?;
-    let shared_width = keys.size_or(
-        "expert_shared_feed_forward_length",
-        shape.expert_feed_forward,
-    )?;
+    let shared_width = keys.nonzero_or("expert_shared_feed_forward_length", shape.feed_forward)?;
     for layer in 0..shape.layers {
         let block = format!("blk.{layer}");
         let name = |part: &str| format!("{block}.{part}");
         model.begin_layer(layer);
 
         model.norm(&name("attn_norm.weight"), Residual, Normed)?;
-        if (layer + 1).is_multiple_of(attention_every) {
+        if is_recurrent(layer) {
+            model.gated_delta_net(&block, delta, taps)?;
+        } else {
             model.gated_query_key_value(&block)?;
             model.norm_heads(&name("attn_q_norm.weight"), Query, shape.key_width)?;
             model.norm_heads(&name("attn_k_norm.weight"), Key, shape.key_width)?;
@@ -47,8 +52,6 @@ pub(super) fn describe(
                 gate: OutputGate,
             });
             model.linear(&name("attn_output"), shape.width, Attended, Branch)?;
-        } else {
-            model.gated_delta_net(&block, delta, taps)?;
         }
         model.add(Branch, Residual);
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use emel_kernels::{AttentionInput, AttentionShape, Kernels, Pool};
 
 use super::Forward;
-use crate::program::{Activation, Buffer, Op};
+use crate::program::{Activation, Buffer, Op, PositionGrowth};
 
 impl Forward {
     /// An operation without a matrix.
@@ -46,6 +46,7 @@ impl Forward {
             Op::Scale { buffer, factor } => {
                 self.change_values(buffer, |kernels, values| kernels.scale(values, factor));
             }
+            Op::ScaleByPosition { buffer, growth } => self.scale_by_position(buffer, growth),
             Op::SigmoidGate { buffer, gate } => self.gate_by_sigmoid(buffer, gate),
             Op::Softcap { buffer, cap } => {
                 self.change_values(buffer, |kernels, values| kernels.softcap(values, cap));
@@ -104,6 +105,15 @@ impl Forward {
         self.pool.run_rows(values, 1, |run, values| {
             change(&kernels, values, &others[run]);
         });
+        self.changed(buffer);
+    }
+
+    fn scale_by_position(&mut self, buffer: Buffer, growth: PositionGrowth) {
+        let width = self.activations.width(buffer);
+        let rows = self.activations.all_mut(buffer).chunks_exact_mut(width);
+        for (row, &position) in rows.zip(&self.positions) {
+            self.kernels.scale(row, growth.factor(position));
+        }
         self.changed(buffer);
     }
 

@@ -62,6 +62,7 @@ impl<'a> ProgramBuilder<'a> {
                 look_ahead: None,
                 states: Vec::new(),
                 unused: Vec::new(),
+                notes: Vec::new(),
                 widths,
             },
             widths,
@@ -512,6 +513,11 @@ impl<'a> ProgramBuilder<'a> {
             self.program.resident.push(index);
             self.program.resident.len() - 1
         }))
+    }
+
+    /// Tokens that the embedding has rows for.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.program.vocabulary()
     }
 
     /// How wide a buffer is after the last operation.

@@ -61,7 +61,7 @@ impl Mixture {
     pub fn read(self, keys: &Keys<'_>, shape: &Hyperparameters) -> Result<Self, ModelError> {
         Ok(Self {
             gating: match keys.count("expert_gating_func")? {
-                0 => self.gating,
+                0 if !keys.requires("expert_gating_func") => self.gating,
                 1 => Gating::Softmax,
                 2 => Gating::Sigmoid,
                 3 => Gating::SoftmaxOfChosen,

@@ -1,12 +1,12 @@
 //! Multi-head latent attention (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>) as
 //! operations: keys and values of all heads are projections of one short vector.
 
-use super::{Buffer, HeadColumns, Op, ProgramBuilder, Scores};
+use super::{Buffer, HeadColumns, Op, PositionGrowth, ProgramBuilder, Scores};
 use crate::error::ModelError;
 use crate::kv_cache::KvShape;
 
 /// Widths of latent attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LatentShape {
     /// Width of the latent vector of keys and values.
     pub latent: usize,
@@ -18,6 +18,8 @@ pub struct LatentShape {
     pub rope: usize,
     /// Width of a value head.
     pub value: usize,
+    /// How scores grow with the position, if they do.
+    pub growth: Option<PositionGrowth>,
 }
 
 impl ProgramBuilder<'_> {
@@ -61,6 +63,12 @@ impl ProgramBuilder<'_> {
             None => self.linear(&name("q"), heads * key, Buffer::Normed, queries)?,
         }
         self.rope_from(queries, heads, shape.nope, rotation);
+        self.program
+            .ops
+            .extend(shape.growth.map(|growth| Op::ScaleByPosition {
+                buffer: queries,
+                growth,
+            }));
         let latent_key = shape.latent + shape.rope;
         self.linear(&name("kv_a_mqa"), latent_key, Buffer::Normed, keys)?;
         let weight = self.resident(&name("kv_a_norm.weight"), shape.latent)?;

@@ -37,16 +37,6 @@ pub enum TokenizerError {
         /// The number of tokens.
         expected: usize,
     },
-    /// A special token's id is not in the vocabulary.
-    #[error("`{key}` is {found}, expected an id below the vocabulary size {vocabulary_size}")]
-    TokenId {
-        /// The key of the special token.
-        key: &'static str,
-        /// The id it holds.
-        found: i64,
-        /// The number of tokens.
-        vocabulary_size: usize,
-    },
     /// A token is to be added to every text, but the file does not say which.
     #[error("`{flag}` is true, but `{key}` is missing")]
     UnnamedToken {
@@ -101,6 +91,18 @@ pub enum TokenizerWarning {
     UnknownPreTokenizer {
         /// The name in the file.
         found: String,
+    },
+    /// A special token's id is not in the vocabulary; it is as if the file named none.
+    #[error(
+        "`{key}` is {found}, which is no id below the vocabulary size {vocabulary_size}, and is ignored"
+    )]
+    TokenId {
+        /// The key of the special token.
+        key: &'static str,
+        /// The id it holds.
+        found: i64,
+        /// The number of tokens.
+        vocabulary_size: usize,
     },
     /// The file names no pre-tokenizer.
     #[error("`tokenizer.ggml.pre` is missing, `default` is used: expect worse answers")]

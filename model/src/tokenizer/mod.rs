@@ -383,7 +383,7 @@ fn byte_pair_family(
         adds_bos: encoder.adds_bos(),
         ..RoleDefaults::default()
     };
-    let roles = Roles::new(metadata, vocabulary, defaults)?;
+    let roles = Roles::new(metadata, vocabulary, defaults, warnings)?;
     Ok((Family::BytePair(Box::new(encoder)), roles))
 }
 
@@ -399,7 +399,7 @@ fn sentence_piece_family(
         adds_bos: true,
         ..RoleDefaults::default()
     };
-    let roles = Roles::new(metadata, vocabulary, defaults)?;
+    let roles = Roles::new(metadata, vocabulary, defaults, warnings)?;
     let add_space_prefix = metadata.bool(ADD_SPACE_PREFIX)?.unwrap_or(true);
     let encoder = SentencePiece::new(vocabulary, Order::Scores, add_space_prefix, roles.unknown);
     warnings.extend(encoder.missing_bytes());
@@ -412,7 +412,7 @@ fn ranked_sentence_piece_family(
     warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<(Family, Roles), TokenizerError> {
     let merges = MergeTable::take(metadata, vocabulary, warnings)?;
-    let mut roles = Roles::new(metadata, vocabulary, RoleDefaults::default())?;
+    let mut roles = Roles::new(metadata, vocabulary, RoleDefaults::default(), warnings)?;
     // The model needs BOS, and files exist that say no.
     roles.adds_bos = roles.bos.is_some();
     let add_space_prefix = metadata.bool(ADD_SPACE_PREFIX)?.unwrap_or(false);
@@ -425,7 +425,7 @@ fn ranked_sentence_piece_family(
 fn word_piece_family(
     metadata: &mut Metadata,
     vocabulary: &mut Vocabulary,
-    _: &mut Vec<TokenizerWarning>,
+    warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<(Family, Roles), TokenizerError> {
     let defaults = RoleDefaults {
         bos: Some(101),
@@ -434,7 +434,7 @@ fn word_piece_family(
         adds_bos: true,
         ..RoleDefaults::default()
     };
-    let roles = Roles::new(metadata, vocabulary, defaults)?;
+    let roles = Roles::new(metadata, vocabulary, defaults, warnings)?;
     let encoder = WordPiece::new(metadata, vocabulary, roles.unknown)?;
     Ok((Family::WordPiece(Box::new(encoder)), roles))
 }
@@ -442,7 +442,7 @@ fn word_piece_family(
 fn unigram_family(
     metadata: &mut Metadata,
     vocabulary: &mut Vocabulary,
-    _: &mut Vec<TokenizerWarning>,
+    warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<(Family, Roles), TokenizerError> {
     let defaults = RoleDefaults {
         eos: Some(1),
@@ -450,7 +450,7 @@ fn unigram_family(
         adds_eos: true,
         ..RoleDefaults::default()
     };
-    let roles = Roles::new(metadata, vocabulary, defaults)?;
+    let roles = Roles::new(metadata, vocabulary, defaults, warnings)?;
     let encoder = Unigram::take(metadata, vocabulary, roles.unknown)?;
     Ok((Family::Unigram(Box::new(encoder)), roles))
 }
@@ -458,9 +458,9 @@ fn unigram_family(
 fn rwkv_family(
     metadata: &mut Metadata,
     vocabulary: &mut Vocabulary,
-    _: &mut Vec<TokenizerWarning>,
+    warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<(Family, Roles), TokenizerError> {
-    let roles = Roles::new(metadata, vocabulary, RoleDefaults::default())?;
+    let roles = Roles::new(metadata, vocabulary, RoleDefaults::default(), warnings)?;
     let encoder = Rwkv::new(vocabulary, roles.unknown)?;
     Ok((Family::Rwkv(Box::new(encoder)), roles))
 }

@@ -5,7 +5,7 @@
 
 use emel_loader::gguf::{Metadata, Value};
 
-use super::error::TokenizerError;
+use super::error::{TokenizerError, TokenizerWarning};
 use super::vocabulary::{TokenKind, Vocabulary};
 
 const BOS: &str = "tokenizer.ggml.bos_token_id";
@@ -174,23 +174,26 @@ impl Roles {
         metadata: &Metadata,
         vocabulary: &mut Vocabulary,
         defaults: RoleDefaults,
+        warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self, TokenizerError> {
-        let named = |key, default: Option<u32>| {
+        let mut named = |key, default: Option<u32>| {
             let valid = default.filter(|&id| (id as usize) < vocabulary.len());
-            Ok::<_, TokenizerError>(token_id(metadata, key, vocabulary)?.or(valid))
+            Ok::<_, TokenizerError>(token_id(metadata, key, vocabulary, warnings)?.or(valid))
         };
         let mut separator = None;
         if defaults.separator.is_some() {
             separator = named(SEPARATOR[0], None)?;
-            separator = separator.or(named(SEPARATOR[1], defaults.separator)?);
+            let right_name = named(SEPARATOR[1], defaults.separator)?;
+            separator = separator.or(right_name);
         }
-        let bos = named(BOS, named(CLASS, defaults.bos)?)?;
+        let class = named(CLASS, defaults.bos)?;
+        let bos = named(BOS, class)?;
         let eos = named(EOS, defaults.eos)?;
         let unknown = named(UNKNOWN, defaults.unknown)?;
         let by_id = [eos, named(END_OF_TURN, None)?, named(END_OF_MESSAGE, None)?];
         let adds_bos = adds(metadata, ADD_BOS, BOS, bos, defaults.adds_bos)?;
         let adds_eos = adds(metadata, ADD_EOS, EOS, eos, defaults.adds_eos)?;
-        let mut ending = find_ending(metadata, vocabulary)?;
+        let mut ending = find_ending(metadata, vocabulary, warnings)?;
         ending.extend(by_id.into_iter().flatten());
         relabel_channels(vocabulary, &mut ending);
         ending.sort_unstable();
@@ -234,10 +237,12 @@ fn adds(
     }
 }
 
+/// The token that a key names. An id that no token has is left out, with a warning.
 fn token_id(
     metadata: &Metadata,
     key: &'static str,
     vocabulary: &Vocabulary,
+    warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<Option<u32>, TokenizerError> {
     let vocabulary_size = vocabulary.len();
     let found = match metadata.get(key) {
@@ -248,22 +253,24 @@ fn token_id(
             None => return Ok(None),
         },
     };
-    Err(TokenizerError::TokenId {
+    warnings.push(TokenizerWarning::TokenId {
         key,
         found,
         vocabulary_size,
-    })
+    });
+    Ok(None)
 }
 
 fn find_ending(
     metadata: &Metadata,
     vocabulary: &mut Vocabulary,
+    warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<Vec<u32>, TokenizerError> {
     let mut ending = Vec::new();
     for role in FILL_ROLES {
         let mut token = None;
         for key in role.keys {
-            token = token.or(token_id(metadata, key, vocabulary)?);
+            token = token.or(token_id(metadata, key, vocabulary, warnings)?);
         }
         if token.is_none() {
             let mut texts = role.texts.iter();

@@ -155,6 +155,7 @@ impl Contents {
             &plan,
             available_bytes.saturating_add(own_bytes).min(limit),
         ));
+        notices.extend(program.notes.iter().cloned().map(Notice::Model));
         let warnings = tokenizer.warnings().iter().map(ToString::to_string);
         notices.extend(warnings.map(Notice::Tokenizer));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));

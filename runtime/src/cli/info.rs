@@ -8,6 +8,7 @@ use emel_kernels::Format;
 use emel_loader::gguf::{Array, Catalog, Metadata, Value};
 use emel_model::arch;
 use emel_model::chat::{ChatTemplates, SpecialTexts};
+use emel_model::keys::Keys;
 use emel_model::program::UnusedPart;
 use serde::Serialize;
 
@@ -71,6 +72,10 @@ struct Info {
     unused: Vec<UnusedInfo>,
     /// In the order they are shown in.
     hyperparameters: serde_json::Map<String, serde_json::Value>,
+    /// Keys under the architecture's prefix by which nothing is computed.
+    unused_keys: Vec<String>,
+    /// What a user should know of the file.
+    notes: Vec<String>,
     tokenizer: TokenizerInfo,
     chat_template: Option<TemplateInfo>,
     plan: Option<PlanInfo>,
@@ -150,6 +155,7 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
             let warnings = blueprint.tokenizer.warnings().iter();
             info.tokenizer.warnings = warnings.map(ToString::to_string).collect();
             info.plan = Some(PlanInfo::of(&blueprint));
+            info.notes.clone_from(&blueprint.program.notes);
         }
         Err(error @ Error::BudgetTooSmall { .. }) => info.problem = Some(in_options(&error)),
         // The path is known here.
@@ -192,6 +198,8 @@ impl Info {
             types: types(catalog),
             unused: unused(catalog),
             hyperparameters: hyperparameters(metadata, architecture.as_deref().unwrap_or("")),
+            unused_keys: unused_keys(catalog),
+            notes: Vec::new(),
             tokenizer: TokenizerInfo::read(metadata),
             chat_template: TemplateInfo::read(templates),
             architecture,
@@ -263,6 +271,9 @@ impl Info {
             let value = value.as_str().map_or(value.to_string(), str::to_owned);
             line(&name.replace('_', " "), &value)?;
         }
+        if !self.unused_keys.is_empty() {
+            line("unused keys", &self.unused_keys.join(", "))?;
+        }
         let tokenizer = &self.tokenizer;
         let pre = tokenizer
             .pre
@@ -302,8 +313,9 @@ impl Info {
                 line("runs", state)?;
             }
         }
-        if let Some(problem) = &self.problem {
-            line("", problem)?;
+        let notes = self.notes.iter().map(|note| format!("note: {note}"));
+        for text in self.problem.iter().cloned().chain(notes) {
+            line("", &text)?;
         }
         Ok(out)
     }
@@ -506,6 +518,14 @@ fn hyperparameters(
         Some((name.to_owned(), shown(value)?))
     };
     known.into_iter().filter_map(found).collect()
+}
+
+/// Keys under the prefix of a supported architecture by which nothing is computed.
+fn unused_keys(catalog: &Catalog) -> Vec<String> {
+    let found = catalog.metadata().str("general.architecture");
+    let is_supported = |name: &&str| arch::supported().any(|known| known == *name);
+    let architecture = found.ok().flatten().filter(is_supported);
+    architecture.map_or_else(Vec::new, |name| Keys::new(catalog, name).unused())
 }
 
 /// A number, or the range of those that differ between layers.

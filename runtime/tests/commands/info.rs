@@ -275,3 +275,21 @@ fn a_real_model_is_described() {
     );
     assert!(found["plan"]["streamed_bytes_per_pass"].as_u64().unwrap() > 0);
 }
+
+#[test]
+fn keys_that_are_not_used_and_notes_are_shown() {
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama()
+        .with("llama.rope.scaling.factor", Field::F32(0.0))
+        .with("llama.attention.max_alibi_bias", Field::F32(8.0))
+        .write(&folder);
+    let found = info(&model);
+    assert_eq!(
+        found["unused_keys"],
+        serde_json::json!(["llama.attention.max_alibi_bias"])
+    );
+    let note = "`llama.rope.scaling.factor` is 0, which is read as 1";
+    assert_eq!(found["notes"], serde_json::json!([note]));
+    let text = result(emel("info", &model, words("--ram-budget 64M")));
+    assert!(text.contains(&format!("note: {note}\n")), "{text}");
+}
