@@ -1,6 +1,7 @@
 //! The command line: the program's commands, and what they share: options, progress and
 //! exit codes.
 
+pub mod chart;
 pub mod conversation;
 pub mod doctor;
 pub mod drive;
@@ -9,6 +10,7 @@ pub mod experts;
 pub mod info;
 pub mod interrupt;
 pub mod lossy;
+pub mod manual;
 pub mod named_files;
 pub mod output;
 pub mod plan;

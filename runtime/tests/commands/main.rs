@@ -12,6 +12,7 @@ mod doctor;
 mod info;
 mod limits;
 mod lossy;
+mod manual;
 mod model;
 mod outputs;
 mod profile;
