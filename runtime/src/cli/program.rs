@@ -1,6 +1,5 @@
 //! The program: its commands, and its two names.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -71,7 +70,7 @@ enum Command {
 
 /// The whole program. Called as `emel-run`, by a link or a copy, it is `emel run`.
 pub fn main() -> ExitCode {
-    let name = std::env::args_os().next().unwrap_or_else(OsString::new);
+    let name = std::env::args_os().next().unwrap_or_default();
     let is_run = Path::new(&name)
         .file_name()
         .is_some_and(|name| name == RUN_NAME);

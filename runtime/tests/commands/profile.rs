@@ -130,7 +130,7 @@ fn reads_of_experts_name_the_expert() {
     let all = matrices(&model);
     let expected: BTreeSet<String> = all.iter().filter(|it| is_expert(it)).cloned().collect();
     assert_eq!(tensors(&experts), expected);
-    assert!(!tensors(&others).iter().any(|name| is_expert(name)));
+    assert!(!tensors(&others).iter().any(is_expert));
     assert_eq!(tensors(&spans["compute"]), all);
     assert!(tensors(&spans["wait"]).iter().any(is_expert));
 }
