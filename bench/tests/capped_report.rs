@@ -331,7 +331,10 @@ fn a_single_cap_has_visible_points() {
     assert_eq!(squares.count(), 2);
     let strokes = polylines(&speed, "#787878", 2);
     assert_eq!(
-        strokes.iter().filter(|line| line[0].1 != line[1].1).count(),
+        strokes
+            .iter()
+            .filter(|line| line[0].1 != line[line.len() - 1].1)
+            .count(),
         4
     );
 }
