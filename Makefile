@@ -4,16 +4,18 @@ SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 PYTHON ?= python3
 CARGO ?= cargo
 BINARIES := $(or $(CARGO_TARGET_DIR),target)/release
+PREFIX ?= /usr/local
+INTO = $(DESTDIR)$(PREFIX)
 
-.PHONY: help demo models models-for-tests build test loom valgrind check fmt fmt-check clippy docs shellcheck clean
+.PHONY: help demo models models-for-tests build install dist test loom valgrind check fmt fmt-check clippy docs shellcheck clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: ## a 94 MiB model in a budget of 64 MiB
 	$(PYTHON) scripts/fetch_models.py --only smollm2
-	$(CARGO) build --release
-	$(BINARIES)/emel-run $(SMOLLM2) --ram-budget 64M -st -p "Give me three tips for staying healthy." --temp 0
+	$(CARGO) build --release -p emel --bin emel
+	$(BINARIES)/emel run $(SMOLLM2) --ram-budget 64M -st -p "Give me three tips for staying healthy." --temp 0
 
 models: ## download the two small test models
 	$(PYTHON) scripts/fetch_models.py
@@ -25,8 +27,23 @@ models-for-tests:
 		test "$${EMEL_REQUIRE_MODELS:-0}" != 1 && \
 		echo "warning: testing without the models" >&2; }
 
-build: ## release binaries
-	$(CARGO) build --release
+build: ## the program
+	$(CARGO) build --release -p emel --bin emel
+
+install: build ## program, completions and man pages, into PREFIX (/usr/local) under DESTDIR
+	install -d $(INTO)/bin $(INTO)/share/man/man1 $(INTO)/share/zsh/site-functions \
+		$(INTO)/share/bash-completion/completions $(INTO)/share/fish/vendor_completions.d
+	install -m 755 $(BINARIES)/emel $(INTO)/bin/emel
+	ln -sf emel $(INTO)/bin/emel-run
+	$(BINARIES)/emel man $(INTO)/share/man/man1
+	for name in emel emel-run; do \
+		$(BINARIES)/emel completions bash --of $$name >$(INTO)/share/bash-completion/completions/$$name && \
+		$(BINARIES)/emel completions fish --of $$name >$(INTO)/share/fish/vendor_completions.d/$$name.fish && \
+		$(BINARIES)/emel completions zsh --of $$name >$(INTO)/share/zsh/site-functions/_$$name || exit 1; \
+	done
+
+dist: ## one static archive for x86-64 Linux, with licences and SHA256SUMS, in target/archive
+	$(PYTHON) scripts/dist.py
 
 test: models-for-tests ## all tests
 	$(CARGO) test --workspace

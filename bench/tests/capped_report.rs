@@ -251,16 +251,19 @@ fn a_report_in_json_has_every_run() {
 fn the_plots_have_a_line_for_each_lane_and_one_for_the_drive() {
     let of = |mebibytes, speed: f64| {
         let lanes = vec![
-            lane(Variant::Window, &[speed]),
+            lane(Variant::Window, &[speed, 1.5 * speed]),
             lane(Variant::Llama, &[speed / 2.0]),
         ];
         CapReport::new(&cap(mebibytes), lanes, &model(false), Some(DRIVE))
     };
-    let report = report(vec![of(400, 2.0), of(600, 3.0)], false);
+    // Not in the order in which they are plotted.
+    let report = report(vec![of(600, 3.0), of(400, 2.0)], false);
     let speed = report.speed_plot().unwrap();
     for name in [
-        "tokens per second",
-        "cap, MiB",
+        "synth.gguf (1000.0 MiB): tokens per second",
+        "median of 3 runs; bars from the lowest to the highest",
+        "tokens/s",
+        "memory cap, MiB",
         "emel",
         "llama.cpp",
         "the drive's limit",
@@ -270,14 +273,70 @@ fn the_plots_have_a_line_for_each_lane_and_one_for_the_drive() {
         assert!(speed.contains(&name), "no {name} in {speed}");
     }
     assert!(!speed.contains("emel, mapped"));
-    let points = |svg: &str| svg.matches("<circle").count();
-    assert_eq!(
-        (points(&speed), speed.matches("<polyline").count() >= 3),
-        (4, true)
-    );
+    // A marker for each cap and one beside the name.
+    let markers = |svg: &str| {
+        (
+            svg.matches("<circle").count(),
+            svg.matches("<polygon").count(),
+        )
+    };
+    assert_eq!(markers(&speed), (3, 3));
+    // Lines go from left to right.
+    let emel = polylines(&speed, "#0062B2", 2);
+    assert_eq!(emel.len(), 2, "the line and the one beside its name");
+    assert!(emel[0].is_sorted_by(|a, b| a.0 < b.0), "{emel:?}");
+    // A bar for each cap where runs differ, and its two ends.
+    let bars = polylines(&speed, "#0062B2", 1);
+    let upright = bars
+        .iter()
+        .filter(|bar| bar[0].0 == bar[1].0 && bar[0].1 != bar[1].1);
+    assert_eq!((bars.len(), upright.count()), (6, 2));
+    assert!(polylines(&speed, "#C8501E", 1).is_empty());
+
     let bytes = report.bytes_plot().unwrap();
-    assert_eq!(points(&bytes), 4);
+    assert!(bytes.contains("MiB/token"), "{bytes}");
+    assert_eq!(markers(&bytes), (3, 3));
     assert!(!bytes.contains("limit"), "{bytes}");
+}
+
+/// The lines of a colour and a width, as points.
+fn polylines(svg: &str, colour: &str, width: u32) -> Vec<Vec<(i32, i32)>> {
+    let style = format!("stroke=\"{colour}\" stroke-width=\"{width}\"");
+    let lines = svg.lines().filter(|line| line.starts_with("<polyline"));
+    let of_style = lines.filter(|line| line.contains(&style));
+    let points = of_style.filter_map(|line| line.split_once("points=\"")?.1.split_once('"'));
+    points
+        .map(|(points, _)| {
+            let points = points.split_whitespace();
+            let point = |point: &str| {
+                let (x, y) = point.split_once(',').unwrap();
+                (x.parse().unwrap(), y.parse().unwrap())
+            };
+            points.map(point).collect()
+        })
+        .collect()
+}
+
+#[test]
+fn a_single_cap_has_visible_points() {
+    let lanes = vec![lane(Variant::Window, &[1.0]), lane(Variant::Mmap, &[1.0])];
+    let cap = CapReport::new(&cap(800), lanes, &model(true), Some(DRIVE / 2.0));
+    let speed = report(vec![cap], true).speed_plot().unwrap();
+    assert!(speed.contains("the drive&apos;s limit"), "{speed}");
+    // One in the plot, one beside the name. A cross is two strokes.
+    assert_eq!(speed.matches("<circle").count(), 2);
+    let squares = speed
+        .lines()
+        .filter(|line| line.starts_with("<rect") && line.contains("#008C5A"));
+    assert_eq!(squares.count(), 2);
+    let strokes = polylines(&speed, "#787878", 2);
+    assert_eq!(
+        strokes
+            .iter()
+            .filter(|line| line[0].1 != line[line.len() - 1].1)
+            .count(),
+        4
+    );
 }
 
 #[test]

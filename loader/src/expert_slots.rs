@@ -18,6 +18,7 @@ use crate::expert_layout::{
     EXPERT_PARTS, ExpertId, ExpertLayout, ExpertPart, ExpertUse, MixtureLayout, PartLayout,
 };
 use crate::gguf::Extent;
+use crate::trace::Subject;
 use crate::weights::EXPERTS_MAX;
 
 /// Reads of experts asked for at a time: those that a step of computing may wait to take,
@@ -116,6 +117,7 @@ pub(crate) struct ExpertSlots {
 pub(crate) struct NextRead {
     /// Its index among the reads.
     pub(crate) read: usize,
+    pub(crate) subject: Subject,
     pub(crate) extent: Extent,
     pub(crate) buffer: Option<SlotBuffer>,
 }
@@ -292,6 +294,11 @@ impl ExpertSlots {
         });
         Some(NextRead {
             read,
+            subject: Subject::Expert {
+                mixture: id.mixture as u32,
+                expert: id.expert as u32,
+                part: part as u8,
+            },
             extent: self.layout.extent(id, part),
             buffer: self.buffer(slot, id.mixture, part),
         })

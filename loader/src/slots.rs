@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::arena::View;
 use crate::reader::ReadError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
-use crate::trace::{Activity, Trace};
+use crate::trace::{Activity, Subject, Trace};
 
 #[derive(Debug)]
 enum SlotState {
@@ -51,8 +51,7 @@ pub struct Completion {
 #[derive(Debug)]
 pub(crate) struct TracedRead {
     pub(crate) trace: Arc<Trace>,
-    /// The unit that is read, unless it is an embedding row.
-    pub(crate) unit: Option<usize>,
+    pub(crate) subject: Subject,
     pub(crate) submitted: Instant,
 }
 
@@ -212,7 +211,7 @@ impl Completion {
             let length = read.submitted.elapsed();
             read.trace.record(
                 Activity::Read { slot, bytes },
-                read.unit,
+                read.subject,
                 read.submitted,
                 length,
             );

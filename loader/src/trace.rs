@@ -30,13 +30,44 @@ pub enum Activity {
     },
 }
 
+/// What an event was about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// Nothing in particular, such as a whole pass.
+    Nothing,
+    /// A unit, by its index in the plan.
+    Unit(usize),
+    /// Units that are computed together, the last included.
+    Units {
+        /// The first.
+        first: u32,
+        /// The last.
+        last: u32,
+    },
+    /// Rows of the embedding.
+    Embedding,
+    /// Experts of a mixture, by its index in a pass.
+    Mixture(usize),
+    /// A tensor of one expert.
+    Expert {
+        /// The mixture, by its index in a pass.
+        mixture: u32,
+        /// Which of its experts.
+        expert: u32,
+        /// Its gate, up or down tensor: an index into [`ExpertUse::tensors`].
+        ///
+        /// [`ExpertUse::tensors`]: crate::expert_layout::ExpertUse::tensors
+        part: u8,
+    },
+}
+
 /// Something that took time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// What it was.
     pub activity: Activity,
-    /// The unit it was about, if any.
-    pub unit: Option<usize>,
+    /// What it was about.
+    pub subject: Subject,
     /// When it began, since the trace did.
     pub start: Duration,
     /// How long it took.
@@ -79,16 +110,10 @@ impl Trace {
     }
 
     /// Records what began at `started` and lasted for `length`.
-    pub fn record(
-        &self,
-        activity: Activity,
-        unit: Option<usize>,
-        started: Instant,
-        length: Duration,
-    ) {
+    pub fn record(&self, activity: Activity, subject: Subject, started: Instant, length: Duration) {
         let event = Event {
             activity,
-            unit,
+            subject,
             start: started.saturating_duration_since(self.started),
             length,
         };
@@ -132,17 +157,18 @@ mod tests {
         let trace = Trace::new(3);
         let start = Instant::now();
         for unit in 0..8 {
-            trace.record(Activity::Wait, Some(unit), start, Duration::ZERO);
+            trace.record(Activity::Wait, Subject::Unit(unit), start, Duration::ZERO);
         }
-        let units: Vec<_> = trace.events().iter().map(|event| event.unit).collect();
-        assert_eq!(units, [Some(5), Some(6), Some(7)]);
+        let subjects: Vec<_> = trace.events().iter().map(|event| event.subject).collect();
+        assert_eq!(subjects, [5, 6, 7].map(Subject::Unit));
         assert_eq!(trace.dropped(), 5);
     }
 
     #[test]
     fn a_trace_without_room_only_counts() {
         let trace = Trace::new(0);
-        trace.record(Activity::Sample, None, Instant::now(), Duration::ZERO);
+        let started = Instant::now();
+        trace.record(Activity::Sample, Subject::Nothing, started, Duration::ZERO);
         assert_eq!((trace.events().len(), trace.dropped()), (0, 1));
     }
 }

@@ -31,7 +31,7 @@ use crate::gguf::Extent;
 use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held, held_bytes};
 use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::slots::{SlotTable, TracedRead};
-use crate::trace::{Activity, Trace};
+use crate::trace::{Activity, Subject, Trace};
 use crate::unit::Unit;
 use pinned::Pinned;
 use ring::{Ring, SlotBuffers};
@@ -220,7 +220,7 @@ impl Weights {
         }
         let started = Instant::now();
         let taken = poll_fn(|context| self.poll_front(unit, context)).await;
-        self.waited(Some(unit), started);
+        self.waited(Subject::Unit(unit), started);
         let (slot, view) = taken?;
         // SAFETY: the slot is held until `give_back` below, so no read is given its
         // buffer; the arena or mapping is owned by this value.
@@ -389,12 +389,12 @@ impl Weights {
                 self.finish_load(loads[sequence - LOAD_DEPTH], slot, &mut loaded, progress)
                     .await?;
             }
-            let (unit, buffer) = match load {
-                Load::Unit(unit) => (Some(unit), self.pinned.buffer(unit)),
-                Load::Experts(run) => (None, self.experts.next_buffer(&run.extent)),
+            let (subject, buffer) = match load {
+                Load::Unit(unit) => (Subject::Unit(unit), self.pinned.buffer(unit)),
+                Load::Experts(run) => (Subject::Nothing, self.experts.next_buffer(&run.extent)),
             };
             let extent = load.extent(&self.units);
-            self.submit(sequence % LOAD_DEPTH, unit, extent, buffer);
+            self.submit(sequence % LOAD_DEPTH, subject, extent, buffer);
         }
         let left = loads.iter().enumerate();
         for (sequence, &load) in left.skip(loads.len().saturating_sub(LOAD_DEPTH)) {
@@ -493,7 +493,8 @@ impl Weights {
                 return;
             };
             let buffer = self.buffers.ring_buffer(slot);
-            self.submit(slot, Some(unit), self.units[unit].extent, buffer);
+            let subject = Subject::Unit(unit);
+            self.submit(slot, subject, self.units[unit].extent, buffer);
             self.ring.queue.push_back((slot, unit));
         }
     }
@@ -510,7 +511,7 @@ impl Weights {
         })
         .await;
         let buffer = self.buffers.row_buffer(place);
-        self.submit(slot, None, *extent, buffer);
+        self.submit(slot, Subject::Embedding, *extent, buffer);
     }
 
     async fn taken(&mut self, slot: usize) -> Result<View, ReadError> {
@@ -520,29 +521,29 @@ impl Weights {
             self.table.poll_take(slot)
         })
         .await;
-        self.waited(None, started);
+        self.waited(Subject::Embedding, started);
         taken
     }
 
-    fn waited(&mut self, unit: Option<usize>, started: Instant) {
+    fn waited(&mut self, subject: Subject, started: Instant) {
         let length = started.elapsed();
         self.wait += length;
         if let Some(trace) = &self.trace {
-            trace.record(Activity::Wait, unit, started, length);
+            trace.record(Activity::Wait, subject, started, length);
         }
     }
 
     fn submit(
         &mut self,
         slot: usize,
-        unit: Option<usize>,
+        subject: Subject,
         extent: Extent,
         buffer: Option<SlotBuffer>,
     ) {
         self.extents[slot] = extent;
         let traced = self.trace.as_ref().map(|trace| TracedRead {
             trace: Arc::clone(trace),
-            unit,
+            subject,
             submitted: Instant::now(),
         });
         self.reader.submit(ReadRequest {

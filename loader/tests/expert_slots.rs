@@ -115,7 +115,7 @@ impl Model {
 
 async fn has_landed(weights: &mut Weights, slot: usize, id: ExpertId) -> Result<(), ReadError> {
     while !weights.has_expert(slot, id) {
-        weights.next_expert().await?;
+        weights.next_expert(id.mixture).await?;
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ fn a_slot_has_the_bytes_of_the_expert_that_was_wanted_last() {
             match below(8) {
                 // Others are wanted before this one has landed.
                 0..3 => {}
-                3 => poll_and_drop(weights.next_expert()),
+                3 => poll_and_drop(weights.next_expert(mixture)),
                 4 => {
                     weights.restart();
                     weights.want_expert(slot, id);

@@ -3,20 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-mod support;
-
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{Model, open, poll_and_drop, run, streamed_units};
 use emel_loader::gguf::Extent;
 use emel_loader::reader::{Backend, Faults, ReadError};
 use emel_loader::unit::Unit;
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::faults::{Rates, SeededFaults};
 use emel_tests::run::READERS;
-use support::{Model, open, poll_and_drop, run, streamed_units};
 
 const EIO: i32 = 5;
 const ENXIO: i32 = 6;

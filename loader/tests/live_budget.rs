@@ -3,14 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-mod support;
-
+use crate::support::{Model, open, run, wait_until};
 use emel_loader::plan::Plan;
 use emel_loader::weights::Weights;
 use emel_tests::run::READERS;
 use rand_core::Rng;
 use rand_pcg::Pcg64;
-use support::{Model, open, run, wait_until};
 
 /// Of a pass for which nothing has been read ahead, nor lands while it is counted.
 fn read_in_a_pass(model: &Model, plan: &Plan, weights: &mut Weights) -> u64 {

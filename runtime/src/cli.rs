@@ -2,6 +2,7 @@
 //! exit codes.
 
 pub mod answers;
+pub mod chart;
 pub mod conversation;
 pub mod doctor;
 pub mod drive;
@@ -12,6 +13,7 @@ pub mod info;
 pub mod interrupt;
 mod llama_flags;
 pub mod lossy;
+pub mod manual;
 mod model_name;
 pub mod named_files;
 pub mod output;

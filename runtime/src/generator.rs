@@ -11,7 +11,7 @@ use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Extent;
 use emel_loader::plan::Plan;
 use emel_loader::reader::{Backend, ReadError};
-use emel_loader::trace::{Activity, Trace};
+use emel_loader::trace::{Activity, Subject, Trace};
 use emel_loader::weights::{Pass, ReadStatistics, Weights};
 use emel_model::forward::{Batch, Forward};
 use emel_model::routing_log::RoutingLog;
@@ -215,7 +215,7 @@ impl Generator {
         if let Some(trace) = &self.trace {
             let tokens = batch.tokens.len();
             let length = started.elapsed();
-            trace.record(Activity::Pass { tokens }, None, started, length);
+            trace.record(Activity::Pass { tokens }, Subject::Nothing, started, length);
         }
         outcome
     }
@@ -304,11 +304,11 @@ impl Generator {
             trace,
             ..
         } = self;
-        let mut computed = |unit: Option<usize>, started: Instant| {
+        let mut computed = |subject: Subject, started: Instant| {
             let length = started.elapsed();
             *compute += length;
             if let Some(trace) = trace {
-                trace.record(Activity::Compute, unit, started, length);
+                trace.record(Activity::Compute, subject, started, length);
             }
         };
         let with_head = batch.logit_tokens > 0;
@@ -317,7 +317,7 @@ impl Generator {
         experts.begin_pass(batch.tokens.len());
         let started = Instant::now();
         forward.begin(batch);
-        computed(None, started);
+        computed(Subject::Nothing, started);
         let rows = batch.tokens.iter().map(|&token| Extent {
             offset: embedding.offset + u64::from(token) * embedding.bytes,
             ..*embedding
@@ -326,7 +326,7 @@ impl Generator {
             .with_rows(rows, |index, bytes| {
                 let started = Instant::now();
                 forward.embed(index, bytes);
-                computed(None, started);
+                computed(Subject::Embedding, started);
             })
             .await
             .map_err(PassEnd::Failed)?;
@@ -369,7 +369,7 @@ async fn run_joined(
     steps: &[Step],
     weights: &mut Weights,
     forward: &mut Forward,
-    computed: &mut impl FnMut(Option<usize>, Instant),
+    computed: &mut impl FnMut(Subject, Instant),
 ) -> Result<usize, ReadError> {
     let step = &steps[0];
     let joined = &steps[..step.joined];
@@ -378,13 +378,16 @@ async fn run_joined(
         let started = Instant::now();
         let together = joined.iter().map(|step| step.work.as_slice());
         forward.run_together(together.zip(joined.iter().filter_map(bytes)));
-        computed(step.unit, started);
+        let unit = |step: Option<&Step>| step.and_then(|it| it.unit).unwrap_or_default() as u32;
+        let (first, last) = (unit(joined.first()), unit(joined.last()));
+        computed(Subject::Units { first, last }, started);
         return Ok(joined.len());
     }
+    let subject = step.unit.map_or(Subject::Nothing, Subject::Unit);
     let mut run = |bytes: &[u8]| {
         let started = Instant::now();
         forward.run(&step.work, bytes);
-        computed(step.unit, started);
+        computed(subject, started);
     };
     match step.unit {
         Some(unit) => weights.with_unit(unit, run).await?,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
 use emel_loader::reader::Backend;
-use emel_loader::trace::{Activity, Trace};
+use emel_loader::trace::{Activity, Subject, Trace};
 use emel_loader::weights::{Pass, WeightsError};
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
@@ -425,7 +425,7 @@ impl Scheduler {
         let length = started.elapsed();
         self.sampling += length;
         if let Some(trace) = &self.trace {
-            trace.record(Activity::Sample, None, started, length);
+            trace.record(Activity::Sample, Subject::Nothing, started, length);
         }
         result
     }

@@ -240,7 +240,10 @@ impl Options {
         let ram_bytes = Memory::default().total()?;
         let file_bytes = subject.model.file_bytes;
         let sized = |cap| SizedCap::new(cap, file_bytes, ram_bytes, self.margin);
-        asked.into_iter().map(sized).collect()
+        let mut caps: Vec<SizedCap> = asked.into_iter().map(sized).collect::<Result<_, _>>()?;
+        // The report has them in this order, whatever order they were given in.
+        caps.sort_by_key(|cap| cap.bytes.unwrap_or(u64::MAX));
+        Ok(caps)
     }
 
     fn runner(&self, root: &Path, model: &Path, subject: &Subject) -> anyhow::Result<Runner> {

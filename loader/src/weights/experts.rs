@@ -15,6 +15,7 @@ use crate::expert_slots::{EXPERT_READS, ExpertSlots, NextRead, UnderWay};
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, ExpertSlotsPlan, Plan, ROW_SLOTS, held};
 use crate::reader::ReadError;
+use crate::trace::Subject;
 
 /// Experts that a step computes on at a time.
 pub const EXPERTS_MAX: usize = 16;
@@ -232,17 +233,17 @@ impl Weights {
         self.experts.slots().under_way()
     }
 
-    /// Waits until another expert that was wanted is there.
+    /// Waits until another expert that was wanted, of `mixture`, is there.
     ///
     /// # Errors
     /// When a read has failed; [`Weights::restart`] then forgets what is not there.
     ///
     /// # Panics
     /// When the plan has no slots for experts.
-    pub async fn next_expert(&mut self) -> Result<(), ReadError> {
+    pub async fn next_expert(&mut self, mixture: usize) -> Result<(), ReadError> {
         let started = Instant::now();
         let landed = self.next_guess().await;
-        self.waited(None, started);
+        self.waited(Subject::Mixture(mixture), started);
         landed
     }
 
@@ -352,10 +353,11 @@ impl Weights {
         while let Some(next) = self.experts.slots_mut().next_read() {
             let NextRead {
                 read,
+                subject,
                 extent,
                 buffer,
             } = next;
-            self.submit(self.first_expert_read() + read, None, extent, buffer);
+            self.submit(self.first_expert_read() + read, subject, extent, buffer);
         }
     }
 

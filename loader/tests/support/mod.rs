@@ -1,6 +1,7 @@
 //! A model of the fixtures as the loader sees it, and what its bytes should be.
 
 #![allow(dead_code, reason = "no test uses all of it")]
+#![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::future::Future;
 use std::path::PathBuf;

@@ -27,6 +27,8 @@ pub enum OutputKind {
     Logits,
     /// Of `emel trace`.
     Trace,
+    /// `--svg`.
+    Chart,
     /// A GGUF file.
     Model,
 }
@@ -58,6 +60,7 @@ impl fmt::Display for OutputKind {
             Self::Profile => "the profile",
             Self::Logits => "logits",
             Self::Trace => "the trace",
+            Self::Chart => "the chart",
             Self::Model => "the model",
         })
     }
@@ -71,6 +74,16 @@ impl NamedFiles {
         Self {
             model: identities.collect(),
             heat: heat::place(&blueprint.path),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// None yet, of a command that opens no model.
+    pub fn without_model() -> Self {
+        Self {
+            model: Vec::new(),
+            heat: PathBuf::new(),
             inputs: Vec::new(),
             outputs: Vec::new(),
         }

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use super::doctor::{self, DoctorOptions};
 use super::eval::{self, EvalOptions};
 use super::info::{self, InfoOptions};
+use super::manual::{self, CompletionsOptions, ManOptions};
 use super::plan::{self, PlanOptions};
 use super::render::{self, RenderOptions};
 use super::replay::{self, ReplayOptions};
@@ -59,6 +60,12 @@ enum Command {
     Trace(TraceOptions),
     /// Score what an expert cache would hit on a trace
     Replay(ReplayOptions),
+    /// Print completions for a shell
+    #[command(hide = true)]
+    Completions(CompletionsOptions),
+    /// Write man pages
+    #[command(hide = true)]
+    Man(ManOptions),
 }
 
 /// The whole program. Called as `emel-run`, by a link or a copy, it is `emel run`.
@@ -78,6 +85,11 @@ pub fn main() -> ExitCode {
     })
 }
 
+/// The definitions of the program under both names.
+fn programs() -> [clap::Command; 2] {
+    [Options::command(), RunAlone::command()]
+}
+
 impl Command {
     async fn run(self) -> anyhow::Result<()> {
         match self {
@@ -90,6 +102,8 @@ impl Command {
             Self::Eval(options) => eval::run(options).await,
             Self::Trace(options) => trace::run(&options).await,
             Self::Replay(options) => replay::run(&options),
+            Self::Completions(options) => manual::completions(&options, programs()),
+            Self::Man(options) => manual::man(&options, programs()),
         }
     }
 }

@@ -1,8 +1,7 @@
 //! `emel replay`: what an expert cache would hit on a trace.
 
-use std::fmt::Write as _;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -10,7 +9,9 @@ use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::named_files::is_no_file;
+use super::chart::{Chart, Line, Point, Style};
+use super::named_files::{NamedFiles, OutputKind, is_no_file};
+use super::output::OutputFile;
 use crate::experts::MixtureShape;
 use crate::experts::heat::{self, Heat, HeatError};
 use crate::experts::predictor::Source;
@@ -24,13 +25,19 @@ pub struct ReplayOptions {
     /// A trace that `emel trace` has written
     trace: PathBuf,
 
-    /// Experts that fit in memory: a number, or a share of those of all layers, as 25%
-    #[arg(long, value_name = "N")]
-    slots: Slots,
+    /// Experts that fit in memory: numbers, or shares of those of all layers
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        default_value = "25%,50%,75%"
+    )]
+    slots: Vec<Slots>,
 
-    /// Which expert has to go for another
-    #[arg(long, value_enum, default_value_t = PolicyName::Learned)]
-    policy: PolicyName,
+    /// Which expert has to go for another [default: each of them; with --predict or --heat
+    /// learned]
+    #[arg(long, value_enum, value_name = "POLICY,…", value_delimiter = ',')]
+    policy: Vec<PolicyName>,
 
     /// What the next layer's experts are guessed from; with the learned policy only
     #[arg(long, value_enum, default_value_t = SourceName::Off)]
@@ -61,13 +68,18 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "per_layer")]
     save_heat: Option<PathBuf>,
 
+    /// Write a chart of the hits to an SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 /// The values of `--policy`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 enum PolicyName {
     /// The expert cache's own: the longest wait for the next use, as learnt from all uses
     Learned,
@@ -103,6 +115,18 @@ enum Slots {
     Percent(f64),
 }
 
+impl From<PolicyName> for Policy {
+    fn from(name: PolicyName) -> Self {
+        match name {
+            PolicyName::Learned => Self::Learned,
+            PolicyName::Lru => Self::Textbook(Textbook::Lru),
+            PolicyName::Lfu => Self::Textbook(Textbook::Lfu),
+            PolicyName::AgedLfu => Self::Textbook(Textbook::AgedLfu),
+            PolicyName::Belady => Self::Textbook(Textbook::Belady),
+        }
+    }
+}
+
 impl FromStr for Slots {
     type Err = String;
 
@@ -119,8 +143,10 @@ impl FromStr for Slots {
     }
 }
 
+/// What one policy hit with some number of slots.
 #[derive(Serialize)]
 struct Report {
+    policy: PolicyName,
     slots: usize,
     experts: usize,
     hit_rate: f64,
@@ -143,17 +169,24 @@ pub fn run(options: &ReplayOptions) -> anyhow::Result<()> {
         }
         trace.truncate(count);
     }
-    let replay = options.replay(&trace)?;
-    let score = options.score(&replay, &trace)?;
-    let report = Report {
-        slots: replay.slots,
-        experts: trace.header().shape.all(),
-        hit_rate: score.hit_rate(),
-        reads_per_demand: score.reads_per_demand(),
-        recall: (score.guessed_demands > 0).then(|| score.recall()),
-        score,
-    };
-    print(&report, options.json)
+    let policies = options.policies()?;
+    let slots = options.slots(trace.header().shape)?;
+    let svg = options.svg_file()?;
+    let mut reports = Vec::with_capacity(policies.len() * slots.len());
+    for &policy in &policies {
+        for &slots in &slots {
+            reports.push(options.report(&trace, policy, slots)?);
+        }
+    }
+    match options.json {
+        true => super::print(&(serde_json::to_string_pretty(&reports)? + "\n"))?,
+        false => super::print(&table(&reports, slots.len()))?,
+    }
+    if let Some(file) = svg {
+        let svg = chart(path, &reports, slots.len()).svg()?;
+        file.write(|output| output.write_all(svg.as_bytes()))?;
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> anyhow::Result<Trace> {
@@ -170,12 +203,61 @@ fn read(path: &Path) -> anyhow::Result<Trace> {
 }
 
 impl ReplayOptions {
+    /// The policies that were asked for. Guesses and what was learnt are the learned one's.
+    fn policies(&self) -> anyhow::Result<Vec<PolicyName>> {
+        let option = match (self.predict, &self.heat, &self.save_heat) {
+            (_, Some(_), _) => "--heat",
+            (_, _, Some(_)) => "--save-heat",
+            (SourceName::Off, None, None) => {
+                return Ok(match self.policy.is_empty() {
+                    true => PolicyName::value_variants().to_vec(),
+                    false => self.policy.clone(),
+                });
+            }
+            _ => "--predict",
+        };
+        if self.policy.iter().any(|&it| it != PolicyName::Learned) {
+            bail!("{option} works with --policy learned; leave one of them out");
+        }
+        Ok(vec![PolicyName::Learned])
+    }
+
+    fn svg_file(&self) -> anyhow::Result<Option<OutputFile>> {
+        let Some(path) = &self.svg else {
+            return Ok(None);
+        };
+        let mut named = NamedFiles::without_model();
+        named.input("TRACE", Some(&self.trace));
+        named.input("--heat", self.heat.as_deref());
+        if let Some(path) = &self.save_heat {
+            named.kept("--save-heat", path)?;
+        }
+        let file = named.output("--svg", path, OutputKind::Chart)?;
+        Ok(Some(file))
+    }
+
+    fn report(&self, trace: &Trace, policy: PolicyName, slots: usize) -> anyhow::Result<Report> {
+        let replay = Replay {
+            slots,
+            policy: policy.into(),
+            per_layer: self.per_layer,
+            guesses: self.guesses(trace)?,
+        };
+        let score = self.score(&replay, trace)?;
+        Ok(Report {
+            policy,
+            slots,
+            experts: trace.header().shape.all(),
+            hit_rate: score.hit_rate(),
+            reads_per_demand: score.reads_per_demand(),
+            recall: (score.guessed_demands > 0).then(|| score.recall()),
+            score,
+        })
+    }
+
     fn score(&self, replay: &Replay, trace: &Trace) -> anyhow::Result<Score> {
         if self.heat.is_none() && self.save_heat.is_none() {
             return Ok(replay.run(trace));
-        }
-        if replay.policy != Policy::Learned {
-            bail!("--heat and --save-heat work with --policy learned; leave them out");
         }
         if let Some(path) = &self.save_heat {
             if replay.guesses.is_none() {
@@ -185,6 +267,12 @@ impl ReplayOptions {
             }
             if path == Path::new("-") {
                 return Err(is_no_file("--save-heat").into());
+            }
+            if self.slots.len() != 1 {
+                bail!(
+                    "--save-heat needs one number of slots, found {}; give one, as --slots 25%",
+                    self.slots.len()
+                );
             }
             // Before the work begins; saving looks again.
             heat::check_place(path).map_err(|error| told(path, error))?;
@@ -217,37 +305,27 @@ impl ReplayOptions {
         Ok(score)
     }
 
-    fn replay(&self, trace: &Trace) -> anyhow::Result<Replay> {
-        let shape = trace.header().shape;
-        let slots = match self.slots {
-            Slots::Count(count) => count.min(shape.all()),
-            Slots::Percent(percent) => (percent / 100.0 * shape.all() as f64).round() as usize,
-        };
+    /// The numbers of slots, of which each is enough.
+    fn slots(&self, shape: MixtureShape) -> anyhow::Result<Vec<usize>> {
         let least = if self.per_layer {
             shape.used * shape.layers
         } else {
             shape.used
         };
-        if slots < least {
-            bail!(
-                "--slots is {slots} experts, expected {least} or more: {}",
-                needs(shape, self.per_layer)
-            );
-        }
-        let guesses = self.guesses(trace)?;
-        let policy = match self.policy {
-            PolicyName::Learned => Policy::Learned,
-            PolicyName::Lru => Policy::Textbook(Textbook::Lru),
-            PolicyName::Lfu => Policy::Textbook(Textbook::Lfu),
-            PolicyName::AgedLfu => Policy::Textbook(Textbook::AgedLfu),
-            PolicyName::Belady => Policy::Textbook(Textbook::Belady),
+        let count = |&slots: &Slots| {
+            let slots = match slots {
+                Slots::Count(count) => count.min(shape.all()),
+                Slots::Percent(percent) => (percent / 100.0 * shape.all() as f64).round() as usize,
+            };
+            if slots < least {
+                bail!(
+                    "--slots is {slots} experts, expected {least} or more: {}",
+                    needs(shape, self.per_layer)
+                );
+            }
+            Ok(slots)
         };
-        Ok(Replay {
-            slots,
-            policy,
-            per_layer: self.per_layer,
-            guesses,
-        })
+        self.slots.iter().map(count).collect()
     }
 
     fn guesses(&self, trace: &Trace) -> anyhow::Result<Option<(Source, usize)>> {
@@ -258,9 +336,6 @@ impl ReplayOptions {
             SourceName::Router => Source::Router,
             SourceName::Both => Source::Both,
         };
-        if self.policy != PolicyName::Learned {
-            bail!("--predict works with --policy learned; leave one of them out");
-        }
         let needs_router = matches!(source, Source::Router | Source::Both);
         if needs_router && trace.header().guesses == 0 {
             bail!(
@@ -292,39 +367,94 @@ fn needs(shape: MixtureShape, per_layer: bool) -> String {
     format!("{layers} uses {} for a token", shape.used)
 }
 
-fn print(report: &Report, json: bool) -> anyhow::Result<()> {
-    if json {
-        super::print(&(serde_json::to_string_pretty(report)? + "\n"))?;
-        return Ok(());
+/// A row for each policy, and where guesses were made for what came of them; a column for each
+/// number of slots, of which there are `columns`.
+fn table(reports: &[Report], columns: usize) -> String {
+    let Some(first) = reports.first() else {
+        return String::new();
+    };
+    let share = |it: &Report| (100.0 * it.slots as f64 / it.experts as f64).round();
+    let mut rows = vec![row("slots", &reports[..columns], |it| {
+        format!("{} ({}%)", it.slots, share(it))
+    })];
+    for of_policy in reports.chunks(columns) {
+        let policy = of_policy[0].policy.to_possible_value();
+        let name = policy.as_ref().map_or("", |value| value.get_name());
+        rows.push(row(name, of_policy, |it| format!("{:.4}", it.hit_rate)));
     }
-    let score = &report.score;
-    let mut output = String::new();
-    writeln!(
-        output,
-        "slots        {} of {} experts",
-        report.slots, report.experts
-    )?;
-    writeln!(
-        output,
-        "hits         {:.4} of {} demands",
-        report.hit_rate, score.demands
-    )?;
-    writeln!(
-        output,
-        "reads        {:.4} a demand",
-        report.reads_per_demand
-    )?;
-    if let Some(recall) = report.recall {
-        writeln!(
-            output,
-            "prefetched   {}, of which {} were used",
-            score.prefetched, score.prefetched_used
-        )?;
-        writeln!(
-            output,
-            "recall       {recall:.4} of the next layer's experts"
-        )?;
+    if first.recall.is_some() {
+        rows.push(row("reads per demand", reports, |it| {
+            format!("{:.4}", it.reads_per_demand)
+        }));
+        rows.push(row("prefetched", reports, |it| {
+            it.score.prefetched.to_string()
+        }));
+        rows.push(row("prefetched and used", reports, |it| {
+            it.score.prefetched_used.to_string()
+        }));
+        rows.push(row("recall of guesses", reports, |it| {
+            format!("{:.4}", it.recall.unwrap_or_default())
+        }));
     }
-    super::print(&output)?;
-    Ok(())
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.len()).max().unwrap_or(0)
+    };
+    let mut text = format!(
+        "hits per demand, of {} demands for {} experts\n",
+        first.score.demands, first.experts
+    );
+    for row in &rows {
+        let name = format!("{:<1$}", row[0], width(0));
+        let cells = row.iter().enumerate().skip(1);
+        let cells = cells.map(|(column, cell)| format!("  {cell:>0$}", width(column)));
+        text += &(name + &cells.collect::<String>() + "\n");
+    }
+    text
+}
+
+/// The hits of every policy by the share of the experts that have slots.
+fn chart(trace: &Path, reports: &[Report], columns: usize) -> Chart {
+    let styles = [
+        Style::BLUE,
+        Style::GREEN,
+        Style::ORANGE,
+        Style::PURPLE,
+        Style::GREY,
+    ];
+    let line = |(of_policy, &style): (&[Report], &Style)| {
+        let policy = of_policy[0].policy.to_possible_value();
+        let point = |report: &Report| Point {
+            x: 100.0 * report.slots as f64 / report.experts as f64,
+            y: report.hit_rate,
+            range: None,
+        };
+        let mut points: Vec<Point> = of_policy.iter().map(point).collect();
+        points.sort_by(|a, b| a.x.total_cmp(&b.x));
+        Line {
+            name: policy.map_or_else(String::new, |value| value.get_name().to_owned()),
+            style,
+            points,
+            is_bound: false,
+            has_markers: true,
+        }
+    };
+    let lines = reports.chunks(columns).zip(styles.iter().cycle()).map(line);
+    let (demands, experts) = reports
+        .first()
+        .map_or((0, 0), |first| (first.score.demands, first.experts));
+    let name = trace.file_name().unwrap_or(trace.as_os_str());
+    Chart {
+        title: format!("{}: hits of the expert cache", name.display()),
+        note: format!("{demands} demands for {experts} experts"),
+        x_label: "slots, % of all experts".to_owned(),
+        y_label: "hits per demand".to_owned(),
+        lines: lines.collect(),
+    }
+}
+
+/// A row's name and its cells.
+fn row(name: &str, reports: &[Report], cell: impl Fn(&Report) -> String) -> Vec<String> {
+    let cells = reports.iter().map(cell);
+    [name.to_owned()].into_iter().chain(cells).collect()
 }

@@ -15,6 +15,7 @@ use arrayvec::ArrayVec;
 use emel_loader::expert_layout::ExpertId;
 use emel_loader::plan::{ExpertSlotsPlan, Plan};
 use emel_loader::reader::ReadError;
+use emel_loader::trace::Subject;
 use emel_loader::unit::Part;
 use emel_loader::weights::{EXPERTS_MAX, PlacedExpert, Weights};
 use emel_model::forward::Forward;
@@ -275,7 +276,7 @@ impl ExpertDemand {
         mixture: usize,
         weights: &mut Weights,
         forward: &mut Forward,
-        computed: &mut impl FnMut(Option<usize>, Instant),
+        computed: &mut impl FnMut(Subject, Instant),
     ) {
         let routing = forward.routing();
         let is_needed = |expert: &usize| !routing.rows_of_expert(*expert).is_empty();
@@ -342,7 +343,7 @@ impl ExpertDemand {
         mixture: usize,
         weights: &mut Weights,
         forward: &mut Forward,
-        computed: &mut impl FnMut(Option<usize>, Instant),
+        computed: &mut impl FnMut(Subject, Instant),
     ) -> Result<(), ReadError> {
         loop {
             if let Some(slots) = &mut self.slots {
@@ -355,7 +356,7 @@ impl ExpertDemand {
                 weights.with_experts(mixture, &ready, |experts| {
                     forward.run_experts(mixture, experts);
                 });
-                computed(None, started);
+                computed(Subject::Mixture(mixture), started);
                 self.finish(&ready);
                 // Who is evicted depends on who has been computed by then, and that on the
                 // drive. Lossy routing goes by what is in memory, so that it must not.
@@ -368,15 +369,15 @@ impl ExpertDemand {
             } else if self.needed.is_empty() {
                 return Ok(());
             } else {
-                self.wait(weights).await?;
+                self.wait(mixture, weights).await?;
             }
         }
     }
 
-    async fn wait(&mut self, weights: &mut Weights) -> Result<(), ReadError> {
+    async fn wait(&mut self, mixture: usize, weights: &mut Weights) -> Result<(), ReadError> {
         let (started, before) = (Instant::now(), weights.statistics().bytes_read);
         let reads = weights.expert_reads();
-        let outcome = weights.next_expert().await;
+        let outcome = weights.next_expert(mixture).await;
         let (ended, statistics) = (Instant::now(), &mut self.statistics);
         let length = ended - started;
         statistics.wait += length;
@@ -399,14 +400,14 @@ impl ExpertDemand {
         &mut self,
         weights: &mut Weights,
         forward: &mut Forward,
-        computed: &mut impl FnMut(Option<usize>, Instant),
+        computed: &mut impl FnMut(Subject, Instant),
     ) {
         let Some(slots) = self.slots.as_mut().filter(|it| it.prefetcher.wants_guess()) else {
             return;
         };
         let started = Instant::now();
         slots.guess(weights, forward);
-        computed(None, started);
+        computed(Subject::Nothing, started);
         slots.read_ahead(weights);
     }
 

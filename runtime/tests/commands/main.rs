@@ -16,6 +16,7 @@ mod info;
 mod limits;
 mod llama_flags;
 mod lossy;
+mod manual;
 mod model;
 mod outputs;
 mod plan;

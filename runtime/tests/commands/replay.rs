@@ -53,6 +53,10 @@ fn mixture() -> PathBuf {
     fixture("arch/qwen3moe.gguf")
 }
 
+fn reports(output: Output) -> Vec<serde_json::Value> {
+    serde_json::from_str(&result(output)).unwrap()
+}
+
 fn number(report: &serde_json::Value, name: &str) -> f64 {
     report[name].as_f64().unwrap()
 }
@@ -67,10 +71,10 @@ fn a_trace_is_replayed_by_every_policy() {
     );
     let hits = |arguments: &str| {
         let arguments = format!("{arguments} --slots 50% --json");
-        let report: serde_json::Value =
-            serde_json::from_str(&result(traced.replay(&arguments))).unwrap();
-        assert!(number(&report, "demands") > 100.0);
-        number(&report, "hit_rate")
+        let reports = reports(traced.replay(&arguments));
+        assert_eq!(reports.len(), 1);
+        assert!(number(&reports[0], "demands") > 100.0);
+        number(&reports[0], "hit_rate")
     };
     let best = hits("--policy belady");
     for policy in ["learned", "lru", "lfu", "aged-lfu"] {
@@ -81,8 +85,95 @@ fn a_trace_is_replayed_by_every_policy() {
     for source in ["frequent", "coact", "router", "both"] {
         hits(&format!("--predict {source} --guess 3"));
     }
-    let text = result(traced.replay("--slots 100% --predict both"));
-    assert!(text.contains("hits ") && text.contains("recall "), "{text}");
+}
+
+#[test]
+fn one_table_has_every_policy_and_number_of_slots() {
+    let traced = Traced::new();
+    result(traced.trace(&mixture(), ""));
+    let text = result(traced.replay(""));
+    let reports = reports(traced.replay("--json"));
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .skip(1)
+        .map(|row| words(row).collect())
+        .collect();
+    assert_eq!(rows[0][..1], ["slots"]);
+    assert_eq!(
+        rows[0][2..].iter().step_by(2).copied().collect::<Vec<_>>(),
+        ["(25%)", "(50%)", "(75%)"]
+    );
+    let policies: Vec<&str> = rows[1..].iter().map(|row| row[0]).collect();
+    assert_eq!(policies, ["learned", "lru", "lfu", "aged-lfu", "belady"]);
+    assert_eq!(reports.len(), 15);
+    for (index, report) in reports.iter().enumerate() {
+        let (row, column) = (1 + index / 3, 1 + index % 3);
+        assert_eq!(report["policy"], rows[row][0]);
+        assert_eq!(rows[0][2 * column - 1], number(report, "slots").to_string());
+        let hits = format!("{:.4}", number(report, "hit_rate"));
+        assert_eq!(rows[row][column], hits);
+    }
+    let widths: Vec<usize> = text
+        .lines()
+        .skip(1)
+        .map(|row| row.chars().count())
+        .collect();
+    assert!(widths.iter().all(|&width| width == widths[0]), "{text}");
+
+    let text = result(traced.replay("--slots 8,100% --predict both"));
+    for row in [
+        "learned ",
+        "reads per demand ",
+        "prefetched and used ",
+        "recall of guesses ",
+    ] {
+        let row = text.lines().find_map(|line| line.strip_prefix(row));
+        assert_eq!(words(row.unwrap()).count(), 2, "{text}");
+    }
+    assert!(!text.contains("lru"), "{text}");
+    let text = result(traced.replay("--slots 50% --policy lru,belady"));
+    assert_eq!(text.lines().count(), 4, "{text}");
+}
+
+#[test]
+fn a_chart_has_a_line_for_every_policy() {
+    let traced = Traced::new();
+    result(traced.trace(&mixture(), ""));
+    let svg = traced.path("hits.svg");
+    let arguments = format!("--slots 75%,25% --svg {}", svg.to_str().unwrap());
+    result(traced.replay(&arguments));
+    let svg = std::fs::read_to_string(svg).unwrap();
+    for text in [
+        "trace: hits of the expert cache",
+        "hits per demand",
+        "slots, % of all experts",
+        "learned",
+        "lru",
+        "lfu",
+        "aged-lfu",
+        "belady",
+    ] {
+        assert!(svg.contains(&format!("\n{text}\n")), "no {text} in {svg}");
+    }
+    // The learned policy's two points and the mark beside its name.
+    let discs = svg.lines().filter(|line| line.starts_with("<circle"));
+    let discs = discs.filter(|line| line.contains("fill=\"#0062B2\""));
+    assert_eq!(discs.count(), 3);
+}
+
+#[test]
+fn a_chart_replaces_no_trace() {
+    let traced = Traced::new();
+    result(traced.trace(&mixture(), ""));
+    let before = std::fs::read(traced.path("trace")).unwrap();
+    let trace = traced.path("trace");
+    let arguments = format!("--svg {}", trace.to_str().unwrap());
+    refusal(
+        traced.replay(&arguments),
+        2,
+        &["--svg", "another file than TRACE"],
+    );
+    assert!(std::fs::read(trace).unwrap() == before);
 }
 
 #[test]
