@@ -3,6 +3,7 @@
 use emel_loader::expert_slots;
 use emel_loader::plan::Item;
 use emel_loader::trace::Trace;
+use emel_model::chat::rendering_bytes;
 use emel_model::sampler::Sampler;
 
 use super::draft::Draft;
@@ -18,6 +19,9 @@ pub(super) const TRACE_EVENTS: usize = 1 << 16;
 /// What a worker thread adds, as measured with 1024 of them.
 const THREAD_BYTES: u64 = 16 << 10;
 
+/// About what a token of a conversation has as text.
+const TOKEN_BYTES: usize = 4;
+
 /// Bytes of what is recorded, if anything is.
 pub(super) fn profile_bytes(settings: &Settings) -> Option<u64> {
     let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
@@ -30,6 +34,10 @@ impl Draft<'_> {
         let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
         let profile = profile_bytes(self.settings).map(|bytes| item("profile".to_owned(), bytes));
+        let rendering = self.settings.renders.then(|| {
+            let bytes = rendering_bytes(shape.context * TOKEN_BYTES);
+            item("chat template".to_owned(), bytes)
+        });
         let expert_uses = &self.program.expert_uses;
         let expert_tables = (!expert_uses.is_empty()).then(|| {
             let bytes =
@@ -69,6 +77,7 @@ impl Draft<'_> {
         ];
         items.extend(expert_tables);
         items.extend(profile);
+        items.extend(rendering);
         items
     }
 

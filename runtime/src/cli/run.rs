@@ -98,6 +98,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     settings.sampler = Some(sampler.clone());
     settings.lossy = options.lossy.routing();
     settings.profile = options.profile.is_some();
+    settings.renders = options.conversation.conversation;
     options.experts.apply(&mut settings);
     let blueprint = Blueprint::new(&options.model.model, settings)?;
     let text = options.text.read(Some(&blueprint.text_limit()))?;
