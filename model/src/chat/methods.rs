@@ -3,7 +3,7 @@
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind, State};
 
-use super::filters::{bind, int, is_true, text};
+use super::arguments::{bind, int, is_true, text};
 use super::format;
 use super::text::{Text, plain};
 use super::values::{

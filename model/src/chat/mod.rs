@@ -1,9 +1,9 @@
 //! Chat templates: from a conversation to the text a model was trained to continue.
 //!
 //! A model's file holds its template, written for Python's jinja2 and rendered under
-//! the conventions of Hugging Face's transformers. minijinja renders it here; what the
-//! conventions add is in `environment`, and what templates cannot take as the OpenAI
-//! API writes it is put into their form in `forms`.
+//! the conventions of Hugging Face's transformers. minijinja renders it here, with Python's
+//! filters, tests, methods and operators; what the conventions add is in `environment`, and
+//! what templates cannot take as the OpenAI API writes it is put into their form in `forms`.
 //!
 //! A template comes with the model and is trusted no more than the rest of the file:
 //! its work and the memory it makes are bounded.
@@ -21,6 +21,7 @@
 //! # Ok::<(), emel_model::chat::ChatError>(())
 //! ```
 
+mod arguments;
 mod conversation;
 mod environment;
 mod error;
