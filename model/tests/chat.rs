@@ -86,6 +86,153 @@ fn templates_of_all_families_render_as_in_python() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+#[derive(Deserialize)]
+struct Table {
+    values: Vec<String>,
+    paired: Vec<String>,
+    unary: BTreeMap<String, Vec<Value>>,
+    binary: BTreeMap<String, Vec<Value>>,
+    single: BTreeMap<String, Value>,
+}
+
+impl Table {
+    fn read() -> Self {
+        let file = std::fs::File::open(fixture("chat/jinja_table.json.gz")).unwrap();
+        serde_json::from_reader(flate2::read::GzDecoder::new(file)).unwrap()
+    }
+
+    /// Templates and what Python makes of them: a text, or something else where it fails
+    /// or writes an address.
+    fn cases(self) -> Vec<(String, Value)> {
+        let mut cases = Vec::new();
+        for (template, results) in self.unary {
+            assert_eq!(results.len(), self.values.len());
+            for (x, result) in self.values.iter().zip(results) {
+                cases.push((format!("{{% set x = {x} %}}{template}"), result));
+            }
+        }
+        for (template, results) in self.binary {
+            assert_eq!(results.len(), self.paired.len() * self.paired.len());
+            let pairs = self.paired.iter();
+            let pairs = pairs.flat_map(|x| self.paired.iter().map(move |y| (x, y)));
+            for ((x, y), result) in pairs.zip(results) {
+                let sets = format!("{{% set x = {x} %}}{{% set y = {y} %}}");
+                cases.push((sets + &template, result));
+            }
+        }
+        cases.extend(self.single);
+        cases
+    }
+}
+
+/// Cases with a text where Python fails or has another: a part of the template, their
+/// number and the reason. All are minijinja's parser or its access to attributes.
+const KNOWN_DIFFERENCES: [(&str, usize, &str); 9] = [
+    ("{{ x.real }}", 10, "an attribute of Python's numbers"),
+    ("{{ x.start }}", 1, "an attribute of Python's ranges"),
+    ("{{ x.items }}", 2, "a method that is not called"),
+    ("{{ {'items': 5}.items }}", 1, "a method that is not called"),
+    ("[1].append is defined", 1, "a method that is not called"),
+    ("{% raw %}", 1, "the line end after the tag is dropped"),
+    ("\\U0001f600", 1, "an escape of eight digits in a string"),
+    ("1 is odd is even", 1, "two tests in a row"),
+    ("{[1]: 2}", 1, "a list as a key"),
+];
+
+/// Cases that Python has a text for and that are an error here: filters, methods and
+/// directives that no chat template uses, the text of namespaces, generators and views, and
+/// what depends on how Python keeps its values.
+const REFUSED_MAX: usize = 1050;
+
+#[test]
+fn every_test_filter_method_and_operator_is_as_in_python_or_refused() {
+    let cases = Table::read().cases();
+    assert!(cases.len() > 28_000, "{} cases", cases.len());
+    let mut refused = 0;
+    let mut known = KNOWN_DIFFERENCES.map(|_| 0);
+    let mut wrong = Vec::new();
+    for (source, expected) in cases {
+        let found = ChatTemplate::new(&source, SpecialTexts::default())
+            .and_then(|template| template.at(NOW).render_as_is(&hello()));
+        match (expected.as_str(), found) {
+            (Some(expected), Ok(found)) if found == expected => {}
+            (None, Err(_)) => {}
+            (Some(_), Err(_)) => refused += 1,
+            (_, found) => {
+                let group = |(pattern, ..): &(&str, usize, &str)| source.contains(*pattern);
+                match KNOWN_DIFFERENCES.iter().position(group) {
+                    Some(group) => known[group] += 1,
+                    None => wrong.push(format!("{source}\n  python {expected}\n  {found:?}")),
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(known, KNOWN_DIFFERENCES.map(|(_, count, _)| count));
+    assert!(refused <= REFUSED_MAX, "{refused} are refused");
+}
+
+#[derive(Deserialize)]
+struct FolderGolden {
+    source: String,
+    rendered: BTreeMap<String, String>,
+}
+
+/// FNV-1a with 64 bits.
+fn fnv(text: &str) -> String {
+    let mix = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, mix))
+}
+
+/// `EMEL_TEMPLATES` names the folder, which `tests/tools/render_folder.py` made the hashes
+/// of: templates of others are not kept here.
+#[test]
+fn the_templates_of_llama_cpp_render_as_in_python() {
+    let Some(folder) = std::env::var_os("EMEL_TEMPLATES") else {
+        eprintln!("skipped: EMEL_TEMPLATES names no folder of chat templates");
+        return;
+    };
+    let golden: BTreeMap<String, FolderGolden> = json("chat/folder_golden.json");
+    let requests: BTreeMap<String, Value> = json("chat/folder_conversations.json");
+    let special = SpecialTexts {
+        bos: Some("<s>".to_owned()),
+        eos: Some("</s>".to_owned()),
+    };
+    let mut wrong = Vec::new();
+    for (file, golden) in golden {
+        let source = std::fs::read_to_string(std::path::Path::new(&folder).join(&file)).unwrap();
+        assert_eq!(fnv(&source), golden.source, "{file} is another template");
+        assert_eq!(golden.rendered.len(), requests.len());
+        for (name, expected) in golden.rendered {
+            let found = ChatTemplate::new(&source, special.clone()).and_then(|template| {
+                let conversation = conversation(&requests[&name].to_string());
+                template.at(NOW).render_as_is(&conversation)
+            });
+            let found_hash = match &found {
+                Ok(text) => fnv(text),
+                Err(ChatError::Refused { message, .. }) => format!("refused {}", fnv(message)),
+                Err(_) => "error".to_owned(),
+            };
+            if found_hash != expected {
+                wrong.push(format!("{file}, {name}: {found:?}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_a_model_has_thought_is_given_as_thinking_where_a_template_wants_that() {
+    let answer = r#"[{"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm"}]"#;
+    let rendered = |source: &str| template(source).render(&conversation(answer)).unwrap();
+    assert_eq!(rendered("{{ messages[1].thinking }}"), "hm");
+    assert_eq!(rendered("{{ messages[1]['thinking'] }}"), "hm");
+    let both = "{{ messages[1].reasoning_content }}{{ messages[1].thinking }}";
+    assert_eq!(rendered(both), "hm");
+    assert_eq!(rendered("{{ messages[1] | length }}"), "3");
+}
+
 #[test]
 fn arguments_given_as_text_render_as_those_given_as_objects() {
     let conversations: BTreeMap<String, Value> = json("chat/conversations.json");

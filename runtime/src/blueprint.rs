@@ -89,6 +89,8 @@ pub struct Blueprint {
 pub struct ExpectedRequest<'a> {
     /// The prompt, if it is known already.
     pub prompt: Option<Prompt>,
+    /// Whether it is one of a conversation: [`Settings::renders`].
+    pub renders: bool,
     /// Tokens of the answer at most; none if it goes on until the model ends it.
     pub answer_tokens: Option<usize>,
     /// A session's file, of which the context has to hold the tokens.
@@ -169,6 +171,7 @@ impl Blueprint {
             tokenizer: &contents.tokenizer,
         };
         let (expected, besides) = request(&form)?;
+        settings.renders |= expected.renders;
         let ids = match expected.prompt {
             Some(prompt) => prompt.ids(&contents.tokenizer, &limits)?,
             None => Vec::new(),

@@ -1,20 +1,27 @@
-//! What Hugging Face's transformers adds to jinja2, and what Python's strings have that
-//! minijinja's do not.
+//! The environment of chat templates: jinja2's, with what Hugging Face's transformers adds.
 
 use std::sync::LazyLock;
 
 use fancy_regex::Regex;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ZonedDateTime};
+use minijinja::functions::dict;
+use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value, ValueKind, from_args};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Template, escape_formatter};
-use minijinja_contrib::pycompat;
+use minijinja::value::{Kwargs, Rest, Value, ValueOrKwargs, from_args};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
 
 use super::error::{ChatError, Raised};
-use super::json::{self, DEPTH_MAX};
+use super::json;
+use super::operators::{self, OPERATORS};
+use super::text::text_of;
+use super::values::{Kind, kind, range, unsupported};
+use super::{filters, machine, methods, tests};
 
 const NAME: &str = "chat template";
+
+/// A filter that changes nothing.
+const SAME: &str = "emel_same";
 
 /// Templates longer than this are no chat templates; those of the large families have
 /// some 20 kB.
@@ -73,31 +80,96 @@ fn compile(source: &str) -> Result<Environment<'static>, ChatError> {
     environment.set_debug(true);
     environment.set_recursion_limit(RECURSION_MAX);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_unknown_method_callback(method);
+    environment.set_unknown_method_callback(methods::call);
     environment.set_formatter(|out, state, value| {
-        charge(state, value, 0)?;
-        escape_formatter(out, state, value)
+        let text = text_of(state, value)?;
+        Ok(out.write_str(text.as_str().unwrap_or_default())?)
     });
-    environment.add_filter("string", |state: &State, value: &Value| {
-        charge(state, value, 0)?;
-        Ok::<_, Error>(value.to_string())
+    for name in OPERATORS {
+        environment.add_filter(name, move |state: &State, operands: Rest<Value>| {
+            operators::apply(state, name, &operands)
+        });
+    }
+    environment.add_filter(SAME, |value: Value| value);
+    environment.add_function("dict", |args: Rest<ValueOrKwargs>| {
+        let args = args.into_values();
+        let (positional, named): (&[Value], Kwargs) = from_args(&args)?;
+        match positional.first().map(kind) {
+            None | Some(Kind::Dict) => dict(positional.first().cloned(), named),
+            Some(other) => Err(unsupported(&format!("dict of a {}", other.name()))),
+        }
     });
+    filters::add_to(&mut environment);
+    tests::add_to(&mut environment);
     environment.add_filter("tojson", json::tojson);
-    environment.add_test("sequence", is_sequence);
+    environment.add_function(
+        "range",
+        |first: Value, stop: Option<Value>, step: Option<Value>| {
+            range(&first, stop.as_ref(), step.as_ref())
+        },
+    );
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: &str| {
         strftime(&ZonedDateTime::now(), format)
     });
-    let source = GENERATION.replace_all(source, "${1}${2}with${3}");
+    // As Python's lexer does.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let source = GENERATION.replace_all(&source, "${1}${2}with${3}");
+    let source = with_operators_at_run_time(&source, environment.syntax().clone());
     environment
-        .add_template_owned(NAME, source.into_owned())
+        .add_template_owned(NAME, source)
         .map_err(|error| ChatError::syntax(&error))?;
     Ok(environment)
 }
 
-/// The template of an environment made by [`compiled`].
-pub(super) fn template<'a>(environment: &'a Environment<'_>) -> Result<Template<'a, 'a>, Error> {
-    environment.get_template(NAME)
+/// minijinja computes with constants while it compiles, by its own rules, again for each
+/// operator of a chain, and without a bound on the product of a list and a number. Behind
+/// a filter, a literal is no constant.
+fn with_operators_at_run_time(source: &str, syntax: SyntaxConfig) -> String {
+    let mut new = String::with_capacity(source.len());
+    let mut copied = 0;
+    let mut follows_literal = false;
+    // What cannot be read is an error of the parser, which comes next.
+    for (token, span) in tokenize(source, false, syntax).map_while(Result::ok) {
+        let start = span.start_offset as usize;
+        let is_operator = matches!(
+            token,
+            Token::Mul
+                | Token::Tilde
+                | Token::Eq
+                | Token::Ne
+                | Token::Lt
+                | Token::Lte
+                | Token::Gt
+                | Token::Gte
+        );
+        if is_operator && follows_literal {
+            new.push_str(source.get(copied..start).unwrap_or_default());
+            new.push('|');
+            new.push_str(SAME);
+            new.push(' ');
+            copied = start;
+        }
+        follows_literal = matches!(
+            token,
+            Token::Str(_)
+                | Token::String(_)
+                | Token::Int(_)
+                | Token::Int128(_)
+                | Token::Float(_)
+                | Token::BracketClose
+                | Token::ParenClose
+                | Token::BraceClose
+        );
+    }
+    new.push_str(source.get(copied..).unwrap_or_default());
+    new
+}
+
+/// Renders the template of an environment made by [`compiled`].
+pub(super) fn render(environment: &Environment<'_>, variables: Value) -> Result<String, Error> {
+    let template = environment.get_template(NAME)?;
+    machine::render(environment, &template, variables)
 }
 
 /// Makes `strftime_now` show one moment, in UTC.
@@ -110,6 +182,20 @@ pub(super) fn fix_time(environment: &mut Environment<'static>, unix_seconds: i64
 }
 
 fn strftime(time: &ZonedDateTime, format: &str) -> Result<String, Error> {
+    /// What Python's `strftime` and jiff's write alike.
+    const DIRECTIVES: &str = "aAbBdeHIjmMpSUWwyYuGVDFTRhntkl%";
+    let mut rest = format;
+    while let Some((_, after)) = rest.split_once('%') {
+        let after = after.strip_prefix('-').unwrap_or(after);
+        let found = after
+            .chars()
+            .next()
+            .filter(|found| DIRECTIVES.contains(*found));
+        let Some(directive) = found else {
+            return Err(unsupported(&format!("strftime_now({format:?})")));
+        };
+        rest = &after[directive.len_utf8()..];
+    }
     jiff::fmt::strtime::format(format, time).map_err(|error| {
         Error::new(
             ErrorKind::InvalidOperation,
@@ -121,47 +207,4 @@ fn strftime(time: &ZonedDateTime, format: &str) -> Result<String, Error> {
 fn raise_exception(message: String) -> Result<Value, Error> {
     let raised = Raised { message };
     Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
-}
-
-/// Pays for the text of a list or mapping before it is made: lists that hold each other
-/// many times have a text far larger than they are.
-fn charge(state: &State, value: &Value, depth: usize) -> Result<(), Error> {
-    let is_map = value.kind() == ValueKind::Map;
-    if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
-        return Ok(());
-    }
-    if depth > DEPTH_MAX {
-        let message = format!("a list nested over {DEPTH_MAX} levels has no text");
-        return Err(Error::new(ErrorKind::InvalidOperation, message));
-    }
-    for item in value.try_iter()? {
-        let item = if is_map { value.get_item(&item)? } else { item };
-        let bytes = item.as_str().map_or(0, str::len);
-        state.consume_fuel(1 + bytes as u64 / 64)?;
-        charge(state, &item, depth + 1)?;
-    }
-    Ok(())
-}
-
-/// In Python a string and a mapping are sequences, as jinja2 sees them.
-fn is_sequence(value: &Value) -> bool {
-    matches!(
-        value.kind(),
-        ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map
-    )
-}
-
-/// Python's methods of strings, lists and dictionaries.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    match (name, value.as_str()) {
-        ("removeprefix", Some(text)) => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Ok(text.strip_prefix(prefix).unwrap_or(text).into())
-        }
-        ("removesuffix", Some(text)) => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Ok(text.strip_suffix(suffix).unwrap_or(text).into())
-        }
-        _ => pycompat::unknown_method_callback(state, value, name, args),
-    }
 }

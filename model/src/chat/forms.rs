@@ -1,7 +1,9 @@
 //! What a template takes: content as text or in parts, arguments of tools as objects or
 //! as JSON text. The API allows both of each; many templates were written for one.
 //!
-//! A template is asked by rendering small conversations with it, as llama.cpp does.
+//! A template is asked by rendering small conversations with it, as llama.cpp does. Some
+//! (gpt-oss, LFM2) want what a model has thought under another name than the API gives
+//! it, which the source shows.
 
 use std::io;
 
@@ -24,6 +26,8 @@ pub(super) struct Forms {
     parts: bool,
     /// Arguments of a tool call as an object.
     object_arguments: bool,
+    /// What a model has thought as `thinking`, where the API has `reasoning_content`.
+    thinking: bool,
 }
 
 impl Forms {
@@ -66,6 +70,7 @@ impl Forms {
             text: shows(&content(PROBE.into()))?,
             parts: shows(&content(json!([text_part(PROBE)])))?,
             object_arguments: takes_object || !takes_text()?,
+            thinking: template.names("thinking") && !template.names("reasoning_content"),
         })
     }
 
@@ -78,6 +83,14 @@ impl Forms {
         for (index, message) in fitting.messages_mut().iter_mut().enumerate() {
             if let Some(content) = message.get_mut("content") {
                 self.fit_content(index, content)?;
+            }
+            if self.thinking && !message.contains_key("thinking") {
+                let reasoning = message
+                    .get("reasoning_content")
+                    .filter(|text| text.is_string());
+                if let Some(reasoning) = reasoning.cloned() {
+                    message.insert("thinking".to_owned(), reasoning);
+                }
             }
             let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
             for call in calls.into_iter().flatten() {

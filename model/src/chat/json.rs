@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State};
 
-/// Nesting that Python would refuse, too, at some depth.
-pub(super) const DEPTH_MAX: usize = 200;
+use super::text::float;
+use super::values::{DEPTH_MAX, Kind, charge, kind};
 
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(super) fn tojson(
@@ -24,20 +24,27 @@ pub(super) fn tojson(
     }
     let argument = |index: usize| match positional.get(index) {
         Some(value) => Ok::<_, Error>(value.clone()),
-        None => Ok(named
-            .get::<Option<Value>>(names[index])?
-            .unwrap_or_default()),
+        None if named.has(names[index]) => named.get(names[index]),
+        None => Ok(().into()),
     };
     let ensure_ascii = argument(0)?.is_true();
     let indent = indent_text(&argument(1)?)?;
     let separators = argument(2)?;
     let sort_keys = argument(3)?.is_true();
     named.assert_all_used()?;
-    let (comma, colon) = if separators.is_none() || separators.is_undefined() {
+    let (comma, colon) = if separators.is_none() {
         let comma = if indent.is_some() { "," } else { ", " };
         (comma.to_owned(), ": ".to_owned())
     } else {
-        let part = |index: usize| Ok::<_, Error>(separators.get_item_by_index(index)?.to_string());
+        let part = |index: usize| match separators.get_item_by_index(index) {
+            Ok(part) if part.as_str().is_some() && separators.len() == Some(2) => {
+                Ok(part.as_str().unwrap_or_default().to_owned())
+            }
+            _ => {
+                let message = "tojson: expected two strings as separators";
+                Err(Error::new(ErrorKind::InvalidOperation, message))
+            }
+        };
         (part(0)?, part(1)?)
     };
     let mut writer = Writer {
@@ -56,7 +63,7 @@ pub(super) fn tojson(
 
 /// A number of spaces, or the text itself.
 fn indent_text(indent: &Value) -> Result<Option<String>, Error> {
-    if indent.is_none() || indent.is_undefined() {
+    if indent.is_none() {
         return Ok(None);
     }
     if let Some(text) = indent.as_str() {
@@ -98,15 +105,20 @@ impl Writer<'_, '_> {
                 .push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => self.number(value)?,
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
-            ValueKind::Seq | ValueKind::Iterable => {
+            ValueKind::Seq if !matches!(kind(value), Kind::Range(_)) => {
                 let items = value.try_iter()?;
                 self.list('[', ']', depth, items, |writer, item| {
                     writer.value(&item, depth + 1)
                 })?;
             }
-            ValueKind::Map => {
+            ValueKind::Map if matches!(kind(value), Kind::Dict) => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sort_keys {
+                    let is_text = |key: &Value| key.as_str().is_some();
+                    if !keys.iter().all(is_text) && !keys.iter().all(Value::is_integer) {
+                        let message = "tojson: keys of several types have no order";
+                        return Err(Error::new(ErrorKind::InvalidOperation, message));
+                    }
                     keys.sort();
                 }
                 self.list('{', '}', depth, keys.into_iter(), |writer, key| {
@@ -138,23 +150,25 @@ impl Writer<'_, '_> {
                 self.text += &self.comma;
             }
             is_empty = false;
-            self.line_break(depth + 1);
+            self.line_break(depth + 1)?;
             write(self, item)?;
         }
         if !is_empty {
-            self.line_break(depth);
+            self.line_break(depth)?;
         }
         self.text.push(close);
         Ok(())
     }
 
-    fn line_break(&mut self, depth: usize) {
+    fn line_break(&mut self, depth: usize) -> Result<(), Error> {
         if let Some(indent) = &self.indent {
+            charge(self.state, depth * indent.len())?;
             self.text.push('\n');
             for _ in 0..depth {
                 self.text += indent;
             }
         }
+        Ok(())
     }
 
     /// Python writes keys that are no strings as the text of their JSON.
@@ -174,7 +188,17 @@ impl Writer<'_, '_> {
         if value.is_integer() {
             self.text += &value.to_string();
         } else {
-            self.text += &float(f64::try_from(value.clone())?);
+            let number = f64::try_from(value.clone())?;
+            let infinite = if number < 0.0 {
+                "-Infinity"
+            } else {
+                "Infinity"
+            };
+            match number {
+                _ if number.is_nan() => self.text.push_str("NaN"),
+                _ if number.is_infinite() => self.text.push_str(infinite),
+                _ => self.text += &float(number),
+            }
         }
         Ok(())
     }
@@ -202,50 +226,6 @@ impl Writer<'_, '_> {
         for unit in character.encode_utf16(&mut [0; 2]) {
             // Writing to a string cannot fail.
             let _ = write!(self.text, "\\u{unit:04x}");
-        }
-    }
-}
-
-/// A number as Python writes it: the shortest digits that read back the same, with an
-/// exponent below 1e-4 and from 1e16.
-fn float(number: f64) -> String {
-    if number.is_nan() {
-        return "NaN".to_owned();
-    }
-    if number.is_infinite() {
-        let sign = if number < 0.0 { "-" } else { "" };
-        return format!("{sign}Infinity");
-    }
-    let scientific = format!("{number:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    match exponent.parse::<i32>() {
-        Ok(exponent) if !(-4..16).contains(&exponent) => {
-            let sign = if exponent < 0 { '-' } else { '+' };
-            format!("{digits}e{sign}{:02}", exponent.abs())
-        }
-        _ => format!("{number:?}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::float;
-
-    #[test]
-    fn numbers_are_written_as_python_writes_them() {
-        for (number, expected) in [
-            (1.0, "1.0"),
-            (-0.0, "-0.0"),
-            (0.1, "0.1"),
-            (1e15, "1000000000000000.0"),
-            (1e16, "1e+16"),
-            (1.5e300, "1.5e+300"),
-            (0.0001, "0.0001"),
-            (0.00001, "1e-05"),
-            (-1.25e-7, "-1.25e-07"),
-            (f64::INFINITY, "Infinity"),
-        ] {
-            assert_eq!(float(number), expected);
         }
     }
 }

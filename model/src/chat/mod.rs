@@ -1,9 +1,9 @@
 //! Chat templates: from a conversation to the text a model was trained to continue.
 //!
 //! A model's file holds its template, written for Python's jinja2 and rendered under
-//! the conventions of Hugging Face's transformers. minijinja renders it here; what the
-//! conventions add is in `environment`, and what templates cannot take as the OpenAI
-//! API writes it is put into their form in `forms`.
+//! the conventions of Hugging Face's transformers. minijinja renders it here, with Python's
+//! filters, tests, methods and operators; what the conventions add is in `environment`, and
+//! what templates cannot take as the OpenAI API writes it is put into their form in `forms`.
 //!
 //! A template comes with the model and is trusted no more than the rest of the file:
 //! its work and the memory it makes are bounded.
@@ -21,11 +21,20 @@
 //! # Ok::<(), emel_model::chat::ChatError>(())
 //! ```
 
+mod arguments;
 mod conversation;
 mod environment;
 mod error;
+mod filters;
+mod format;
 mod forms;
 mod json;
+mod machine;
+mod methods;
+mod operators;
+mod tests;
+mod text;
+mod values;
 
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
@@ -51,19 +60,31 @@ pub const CHATML: &str = "\
 {% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/// Instructions that a template may take, in units of about 64 bytes made or one
-/// operation done: 64 MiB of text in all. A template of a common family takes some ten
-/// thousand, and the largest contexts in use hold some 4 MiB of text.
-const FUEL: u64 = 1 << 20;
+/// Fuel that a template may take, in units of 64 bytes made or one operation done: 4 MiB
+/// in all, and [`WORK_PER_BYTE`] bytes for each of the conversation. A template of a common
+/// family takes some ten thousand units for a short one.
+const FUEL: u64 = 1 << 16;
+const WORK_PER_BYTE: u64 = 32;
+const BYTES_PER_FUEL: u64 = 64;
+
+/// Bytes that a rendering may take at most, for a conversation of this size: all that it
+/// makes is paid for before it is there.
+pub fn rendering_bytes(conversation_bytes: usize) -> u64 {
+    fuel(conversation_bytes) * BYTES_PER_FUEL
+}
+
+fn fuel(conversation_bytes: usize) -> u64 {
+    FUEL + conversation_bytes as u64 * WORK_PER_BYTE / BYTES_PER_FUEL
+}
 
 /// The stack of a rendering. A template can nest lists as deep as its fuel lasts, and
 /// each level is a frame when they are dropped: 48 bytes, as measured, for nine units.
 /// What is not used of the stack is not memory.
-const STACK_BYTES: usize = (8 << 20) + FUEL as usize * 8;
+const STACK_BYTES: usize = 8 << 20;
+const STACK_BYTES_PER_FUEL: usize = 8;
 
 /// How long a rendering may take, and how much longer for each MiB of the conversation;
-/// common ones take a millisecond. Fuel stops nearly all that would take longer, but
-/// minijinja joins lists (`a + a`) and writes them into texts (`a ~ ''`) without it.
+/// common ones take a millisecond.
 const SECONDS_MAX: u64 = 5;
 const SECONDS_PER_MIB: u64 = 1;
 
@@ -197,6 +218,7 @@ pub fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Vec<u32> {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     special: SpecialTexts,
     forms: OnceLock<Forms>,
 }
@@ -209,6 +231,7 @@ impl ChatTemplate {
     pub fn new(source: &str, special: SpecialTexts) -> Result<Self, ChatError> {
         Ok(Self {
             environment: environment::compiled(source)?,
+            source: source.to_owned(),
             special,
             forms: OnceLock::new(),
         })
@@ -238,10 +261,24 @@ impl ChatTemplate {
         self.render_as_is(&forms.fit(conversation)?)
     }
 
-    fn render_as_is(&self, conversation: &Conversation) -> Result<String, ChatError> {
+    /// Whether it reads an attribute of this name.
+    fn names(&self, attribute: &str) -> bool {
+        let quoted = |quote: char| format!("{quote}{attribute}{quote}");
+        [format!(".{attribute}"), quoted('\''), quoted('"')]
+            .iter()
+            .any(|text| self.source.contains(text.as_str()))
+    }
+
+    /// As [`ChatTemplate::render`], with the conversation just as the API writes it, which
+    /// is how transformers renders it.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn render_as_is(&self, conversation: &Conversation) -> Result<String, ChatError> {
         let bytes = conversation.bytes() as u64;
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(FUEL));
+        let fuel = fuel(conversation.bytes());
+        environment.set_fuel(Some(fuel));
         let mut variables = conversation.variables();
         let special = [
             ("bos_token", &self.special.bos),
@@ -255,9 +292,9 @@ impl ChatTemplate {
             }
         }
         let limit = Duration::from_secs(SECONDS_MAX + (bytes >> 20) * SECONDS_PER_MIB);
-        on_a_thread(limit, move || {
-            environment::template(&environment)
-                .and_then(|template| template.render(Serde(variables)))
+        let stack_bytes = STACK_BYTES + fuel as usize * STACK_BYTES_PER_FUEL;
+        on_a_thread(limit, stack_bytes, move || {
+            environment::render(&environment, Serde(variables).into())
                 .map_err(|error| ChatError::render(&error))
         })
     }
@@ -267,6 +304,7 @@ impl ChatTemplate {
 /// cannot be stopped, but nobody waits for it any longer.
 fn on_a_thread(
     limit: Duration,
+    stack_bytes: usize,
     render: impl FnOnce() -> Result<String, ChatError> + Send + 'static,
 ) -> Result<String, ChatError> {
     let (finished, rendered) = mpsc::sync_channel(1);
@@ -276,7 +314,7 @@ fn on_a_thread(
     };
     let thread = std::thread::Builder::new()
         .name("emel-chat".to_owned())
-        .stack_size(STACK_BYTES)
+        .stack_size(stack_bytes)
         .spawn(work)
         .map_err(|error| {
             let message = error.to_string();

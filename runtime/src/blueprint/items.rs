@@ -18,6 +18,10 @@ pub(super) const TRACE_EVENTS: usize = 1 << 16;
 /// What a worker thread adds, as measured with 1024 of them.
 const THREAD_BYTES: u64 = 16 << 10;
 
+/// About what a token of a conversation has as text.
+#[cfg(feature = "chat")]
+const TOKEN_BYTES: usize = 4;
+
 /// Bytes of what is recorded, if anything is.
 pub(super) fn profile_bytes(settings: &Settings) -> Option<u64> {
     let bytes = Trace::required_bytes(TRACE_EVENTS) as u64;
@@ -30,6 +34,11 @@ impl Draft<'_> {
         let footprint = shape.footprint(self.settings, self.program);
         let item = |name: String, bytes| Item { name, bytes };
         let profile = profile_bytes(self.settings).map(|bytes| item("profile".to_owned(), bytes));
+        #[cfg(feature = "chat")]
+        let rendering = self.settings.renders.then(|| {
+            let bytes = emel_model::chat::rendering_bytes(shape.context * TOKEN_BYTES);
+            item("chat template".to_owned(), bytes)
+        });
         let expert_uses = &self.program.expert_uses;
         let expert_tables = (!expert_uses.is_empty()).then(|| {
             let bytes =
@@ -69,6 +78,8 @@ impl Draft<'_> {
         ];
         items.extend(expert_tables);
         items.extend(profile);
+        #[cfg(feature = "chat")]
+        items.extend(rendering);
         items
     }
 

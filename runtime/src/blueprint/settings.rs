@@ -71,6 +71,9 @@ pub struct Settings {
     /// Whether reads, waits and computing are recorded, in
     /// [`Blueprint::trace`](super::Blueprint::trace).
     pub profile: bool,
+    /// Whether a chat template is rendered while the model is loaded: the plan then includes
+    /// the memory that this takes.
+    pub renders: bool,
     /// Whether routing will be asked for, as a trace does, and how many experts of the
     /// next mixture are to be guessed for each token.
     pub logged_guesses: Option<usize>,
@@ -95,6 +98,7 @@ impl Default for Settings {
             sampler: None,
             all_logits: false,
             profile: false,
+            renders: false,
             logged_guesses: None,
             lossy: LossyRouting::default(),
             prefetch: Prefetch::Auto,

@@ -210,6 +210,7 @@ impl RunOptions {
         let answer_tokens = usize::try_from(predict).ok().filter(|_| is_last);
         Ok(ExpectedRequest {
             prompt,
+            renders: matches!(task, Task::Converse(_)),
             answer_tokens,
             session,
         })

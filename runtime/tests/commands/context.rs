@@ -34,6 +34,7 @@ fn planned(
     let planned = Blueprint::for_request(model, settings, |_: &PromptForm<'_>| {
         let expected = ExpectedRequest {
             prompt: Some(Prompt::Tokens(vec![1; prompt])),
+            renders: false,
             answer_tokens: answer,
             session: None,
         };

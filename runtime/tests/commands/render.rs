@@ -125,7 +125,7 @@ fn messages_and_templates_that_make_no_prompt_are_refused() {
     let doubled = "{% set n = namespace(s=[1]) %}{% for i in range(60) %}\
                    {% set n.s = n.s + n.s %}{% endfor %}";
     for (messages, source, expected) in [
-        (HELLO, doubled, "has not come to an end in 5 s"),
+        (HELLO, doubled, "may go on for ever"),
         ("[{", "x", "not JSON"),
         ("[]", "x", "`messages` is []"),
         (r#"[{"role": "me"}]"#, "x", "messages[0].role is \"me\""),
