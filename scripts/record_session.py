@@ -156,7 +156,7 @@ def text(row, runs, begin, end):
         spans.append(f'<tspan x="{x:.1f}" fill="{fill}"{weight}>{html.escape(content)}</tspan>')
         column += len(content)
     return (
-        f'<text y="{y:.1f}" visibility="hidden">{"".join(spans)}'
+        f'<text xml:space="preserve" y="{y:.1f}" visibility="hidden">{"".join(spans)}'
         f'<set attributeName="visibility" to="visible" begin="loop.begin+{begin:.2f}s" '
         f'dur="{max(end - begin, 0.01):.2f}s"/></text>'
     )
