@@ -104,7 +104,7 @@ def licences(crates, target):
     if target.endswith("musl"):
         text += ", musl (MIT)"
     else:
-        text += ", glibc (LGPL-2.1-or-later; emel's source allows to link it anew)"
+        text += ", glibc (LGPL-2.1-or-later; it can be linked again from emel's source)"
     text += "\nand these crates:\n\n"
     for crate in crates:
         text += f"  {crate['name']} {crate['version']}: {crate['license']}\n"

@@ -208,16 +208,6 @@ impl<'a> Keys<'a> {
         self.checked_size(suffix, found as usize)
     }
 
-    /// A positive integer, if the file has it.
-    ///
-    /// # Errors
-    /// When it is out of range.
-    pub fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelError> {
-        self.u32(suffix)?
-            .map(|found| self.checked_size(suffix, found as usize))
-            .transpose()
-    }
-
     /// A positive integer, `default` where the file has none.
     ///
     /// # Errors

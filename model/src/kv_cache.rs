@@ -26,7 +26,7 @@ impl KvType {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::F16, Self::F32, Self::Q8_0];
 
-    /// The name that `--kv` takes.
+    /// Its name, as users write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",

@@ -5,6 +5,7 @@
 //! become (the memory), and what is computed (the forward pass), so the three cannot
 //! disagree.
 
+mod beside;
 mod builder;
 mod experts;
 mod heads;

@@ -379,29 +379,39 @@ fn recursion_without_end_is_an_error_even_on_a_small_stack() {
 }
 
 #[test]
-fn long_chains_are_compiled_or_refused_even_on_a_small_stack() {
-    let bytes = 120_000;
+fn long_chains_are_refused_and_those_that_are_not_compile_on_a_small_stack() {
+    let rendered = |source: String| {
+        let run = move || ChatTemplate::new(&source, SpecialTexts::default())?.render(&hello());
+        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn(run);
+        thread.unwrap().join().unwrap()
+    };
     for (start, link, end) in [
         ("{{ 1", "+1", " }}"),
         ("{{ ", "not ", "1 }}"),
         ("{{ ", "-", "1 }}"),
         ("{{ a", ".b", " }}"),
         ("{{ 1", " and 1", " }}"),
+        ("{{ 9", "*9", " }}"),
         ("{{ 1", "~1", " }}"),
-        ("{% if 1 %}", "{% elif 1 %}", "{% endif %}"),
     ] {
-        let source = format!("{start}{}{end}", link.repeat(bytes / link.len()));
-        let run = move || {
-            let template = ChatTemplate::new(&source, SpecialTexts::default())?;
-            template.render(&hello())
+        let chain = |links: usize| format!("{start}{}{end}", link.repeat(links));
+        let refused = rendered(chain(120_000 / link.len())).unwrap_err();
+        let ChatError::Syntax { line: 1, message } = &refused else {
+            panic!("{link}: {refused}");
         };
-        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn(run);
-        let outcome = thread.unwrap().join().unwrap();
-        match outcome {
-            Ok(text) => assert!(text.len() <= bytes, "{link}"),
-            Err(error) => assert!(!error.to_string().is_empty(), "{link}"),
+        assert!(
+            message.starts_with("an expression of over 8192"),
+            "{link}: {message}"
+        );
+        match rendered(chain(4000)) {
+            Ok(text) => assert!(text.len() <= 4001, "{link}"),
+            // `a.b.b`, a product of 4000 factors, and 4000 texts that are made longer.
+            Err(error) => assert!(["*9", ".b", "~1"].contains(&link), "{link}: {error}"),
         }
     }
+    // Branches are no chain.
+    let branches = format!("{{% if 1 %}}{}{{% endif %}}", "{% elif 1 %}".repeat(10_000));
+    assert_eq!(rendered(branches).unwrap(), "");
 }
 
 #[test]

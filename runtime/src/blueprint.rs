@@ -177,9 +177,9 @@ impl Blueprint {
             None => Vec::new(),
         };
         let kept = expected.session.map_or(0, session::saved_tokens);
-        let tokens = Some(ids.len().max(kept)).filter(|&tokens| tokens > 0);
-        let tokens = tokens.map(|prompt| RequestTokens {
-            prompt,
+        let tokens = (ids.len().max(kept) > 0).then_some(RequestTokens {
+            prompt: ids.len(),
+            kept,
             answer: expected.answer_tokens,
         });
         Ok((contents.plan(path, settings, tokens)?, besides, ids))

@@ -14,6 +14,7 @@ pub mod interrupt;
 mod llama_flags;
 pub mod lossy;
 pub mod manual;
+mod message;
 mod model_name;
 pub mod named_files;
 pub mod output;
@@ -48,10 +49,11 @@ use emel_model::tokenizer::Tokenizer;
 use escapes::Escapes;
 use indicatif::HumanBytes;
 use interrupt::EndSignal;
+use message::{message, one_line};
 use nix::sys::resource::{Resource, getrlimit};
 use progress::LoadingBar;
 pub use progress::spinner;
-use remedies::{in_options, limit_in_options, notice_in_options};
+use remedies::{limit_in_options, notice_in_options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
@@ -61,9 +63,6 @@ use crate::{Backend, Engine, KvType, NoticeListener, TextLimit, Usage};
 /// More text than any context holds. Someone who passes a model as the text should
 /// not have all of it read into memory.
 const TEXT_BYTES_MAX: usize = 64 << 20;
-
-/// A message is cut to this many characters: names in a broken file can be of any length.
-const MESSAGE_LENGTH_MAX: usize = 1200;
 
 /// The exit status of a command that was called wrongly.
 const EXIT_USAGE: u8 = 2;
@@ -391,7 +390,7 @@ pub fn notice(text: &str) {
     tell(&format!("note: {}", one_line(text)));
 }
 
-/// Writes a line to standard error. When nobody can read it, there is nobody to tell.
+/// Writes a line to standard error. If that fails, there is no other place to say so.
 pub fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -526,94 +525,8 @@ pub fn failure(outcome: &anyhow::Result<()>) -> Option<String> {
     (!is_broken_pipe(error)).then(|| one_line(&message(error)))
 }
 
-/// An error with its causes, and what helps. Many of ours quote their cause already.
-fn message(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(in_options) {
-        if !text.contains(&cause) {
-            let separator = if text.is_empty() { "" } else { ": " };
-            text = text + separator + &cause;
-        }
-    }
-    let remedy = remedy(&text).map(str::to_owned);
-    match remedy.or_else(|| model_name::advice_against(error)) {
-        Some(remedy) => text + "; " + &remedy,
-        None => text,
-    }
-}
-
-/// What helps against a limit of the process, unless the message says it.
-fn remedy(message: &str) -> Option<&'static str> {
-    let limits = [
-        (libc::EMFILE, "raise the limit of open files (ulimit -n)"),
-        (libc::EFBIG, "raise the limit of a file's size (ulimit -f)"),
-    ];
-    let (_, remedy) = limits
-        .into_iter()
-        .find(|(code, _)| message.contains(&format!("(os error {code})")))?;
-    (!message.contains("ulimit")).then_some(remedy)
-}
-
-/// A message as one line of bounded length. What comes from files and file names may
-/// hold line breaks and escape sequences, which a terminal should not see.
-fn one_line(text: &str) -> String {
-    let mut line = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() || is_invisible(character) {
-            line.extend(character.escape_default());
-        } else {
-            line.push(character);
-        }
-    }
-    let length = line.chars().count();
-    if length <= MESSAGE_LENGTH_MAX {
-        return line;
-    }
-    // What was expected and what to do are at the end.
-    let half = MESSAGE_LENGTH_MAX / 2;
-    let (start, end) = (line.chars().take(half), line.chars().skip(length - half));
-    start.chain(['…']).chain(end).collect()
-}
-
-/// Separators of lines that are no control characters, and what reorders text.
-fn is_invisible(character: char) -> bool {
-    matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<OutputError>()
         .is_some_and(|error| error.source.kind() == io::ErrorKind::BrokenPipe)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_is_one_line_whatever_a_file_name_holds() {
-        assert_eq!(
-            one_line("a\nb\x1b[31m\u{202e}c é"),
-            "a\\nb\\u{1b}[31m\\u{202e}c é"
-        );
-    }
-
-    #[test]
-    fn a_long_message_keeps_both_ends() {
-        let line = one_line(&format!("start{}end", "é".repeat(10_000)));
-        assert_eq!(line.chars().count(), MESSAGE_LENGTH_MAX + 1);
-        assert!(line.starts_with("start") && line.ends_with("end"));
-    }
-
-    #[test]
-    fn a_cause_is_told_once() {
-        let cause = io::Error::other("no disk");
-        let quoting = anyhow::Error::new(cause).context("a.gguf: cannot open: no disk; check it");
-        assert_eq!(message(&quoting), "a.gguf: cannot open: no disk; check it");
-        let bare = anyhow::Error::new(io::Error::other("no disk")).context("a.gguf");
-        assert_eq!(message(&bare), "a.gguf: no disk");
-        let full = io::Error::from_raw_os_error(libc::EMFILE);
-        let told = message(&anyhow::Error::new(full).context("a.gguf"));
-        assert!(told.ends_with("; raise the limit of open files (ulimit -n)"));
-    }
 }

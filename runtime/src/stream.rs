@@ -96,16 +96,16 @@ impl EventSender {
         self.events.send(event).await.map_err(|_| Dropped)
     }
 
-    /// The prompt is begun: so many of its tokens need not be computed.
+    /// The prompt begins; `tokens` of it need not be computed.
     pub(crate) fn resumed(&self, tokens: usize) {
         self.link.resumed.store(tokens, Ordering::Relaxed);
         self.computed(tokens);
     }
 
-    /// So many tokens of the prompt are computed.
+    /// `tokens` of the prompt are computed.
     pub(crate) fn computed(&self, tokens: usize) {
         self.link.computed.store(tokens, Ordering::Relaxed);
-        // An exchange on both sides: whoever comes second sees what the first has stored.
+        // An exchange on both sides: the side that comes second sees what the first has stored.
         if !self.link.is_announced.swap(true, Ordering::AcqRel) {
             // Fails only if the stream has been dropped: no token has been sent yet.
             let _ = self.events.try_send(Event::Prompt);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::experts::prefetch::PrefetchStatistics;
 
-/// The statistics of one request. `--stats-json` writes them as they are named here.
+/// The statistics of one request; serialised under these names.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Usage {
     /// Tokens of the prompt.

@@ -104,7 +104,7 @@ impl Terminal {
         }
     }
 
-    /// Changes the size of the terminal, which the program hears of.
+    /// Changes the size of the terminal; the program gets SIGWINCH.
     pub fn resize(&self, columns: u16, rows: u16) {
         let (columns, rows) = (columns.to_string(), rows.to_string());
         self.stty(&["cols", &columns, "rows", &rows]);

@@ -103,7 +103,7 @@ impl Backend {
     /// The readers that stream into buffers, fastest first.
     pub const FASTEST_FIRST: [Self; 3] = [Self::Ring, Self::Uring, Self::Pread];
 
-    /// The name that `--io` takes.
+    /// Its name, as users write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",

@@ -179,6 +179,18 @@ impl Conversation {
         Some(content.unwrap_or_default().to_owned())
     }
 
+    /// The system prompt, if it is text.
+    pub fn system(&self) -> Option<&str> {
+        let first = self.messages.first()?;
+        let text = first.get("content")?.as_str()?;
+        self.begins_with_system().then_some(text)
+    }
+
+    /// Whether the last message has this role.
+    pub fn ends_with(&self, role: &str) -> bool {
+        self.messages.last().is_some_and(|last| is_of(last, role))
+    }
+
     fn begins_with_system(&self) -> bool {
         let first = self.messages.first();
         first.is_some_and(|message| is_of(message, "system"))

@@ -27,6 +27,10 @@ const SAME: &str = "emel_same";
 /// some 20 kB.
 const SOURCE_BYTES_MAX: usize = 128 << 10;
 
+/// Expressions with more words and signs are in no chat template; the time to compile one
+/// grows with their square.
+const EXPRESSION_TOKENS_MAX: usize = 8192;
+
 /// The parser calls itself for each term of a chain such as `1 + 1 + …`, which takes two
 /// bytes of the source, and so does what frees the tree. This is several times what they
 /// were seen to use unoptimised, and only what is touched is memory.
@@ -115,7 +119,7 @@ fn compile(source: &str) -> Result<Environment<'static>, ChatError> {
     // As Python's lexer does.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = GENERATION.replace_all(&source, "${1}${2}with${3}");
-    let source = with_operators_at_run_time(&source, environment.syntax().clone());
+    let source = with_operators_at_run_time(&source, environment.syntax().clone())?;
     environment
         .add_template_owned(NAME, source)
         .map_err(|error| ChatError::syntax(&error))?;
@@ -125,13 +129,28 @@ fn compile(source: &str) -> Result<Environment<'static>, ChatError> {
 /// minijinja computes with constants while it compiles, by its own rules, again for each
 /// operator of a chain, and without a bound on the product of a list and a number. Behind
 /// a filter, a literal is no constant.
-fn with_operators_at_run_time(source: &str, syntax: SyntaxConfig) -> String {
+///
+/// # Errors
+/// When an expression is longer than that of any chat template: minijinja takes quadratic
+/// time for a chain of operators.
+fn with_operators_at_run_time(source: &str, syntax: SyntaxConfig) -> Result<String, ChatError> {
     let mut new = String::with_capacity(source.len());
     let mut copied = 0;
+    let mut expression_tokens = 0;
     let mut follows_literal = false;
     // What cannot be read is an error of the parser, which comes next.
     for (token, span) in tokenize(source, false, syntax).map_while(Result::ok) {
         let start = span.start_offset as usize;
+        expression_tokens = match token {
+            Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => 0,
+            _ => expression_tokens + 1,
+        };
+        if expression_tokens > EXPRESSION_TOKENS_MAX {
+            return Err(ChatError::Syntax {
+                line: span.start_line as usize,
+                message: format!("an expression of over {EXPRESSION_TOKENS_MAX} words and signs"),
+            });
+        }
         let is_operator = matches!(
             token,
             Token::Mul
@@ -163,7 +182,7 @@ fn with_operators_at_run_time(source: &str, syntax: SyntaxConfig) -> String {
         );
     }
     new.push_str(source.get(copied..).unwrap_or_default());
-    new
+    Ok(new)
 }
 
 /// Renders the template of an environment made by [`compiled`].

@@ -20,7 +20,7 @@ fn check_digits(spec: &str) -> Result<(), Error> {
         digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
         if digits > DIGITS_MAX || byte == b'*' {
             return Err(unsupported(
-                "a width or precision of so many digits, or `*`,",
+                "a width or precision of more than 3 digits, or `*`,",
             ));
         }
     }

@@ -48,7 +48,7 @@ const TESTS: [&str; 37] = [
     "upper",
 ];
 
-/// Tests that jinja2 does not have, or that nobody needs.
+/// Tests that jinja2 does not have, or that templates do not need.
 const OTHERS: [&str; 6] = [
     "safe",
     "int",

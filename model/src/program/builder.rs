@@ -4,6 +4,7 @@ use emel_kernels::{Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
 use emel_loader::unit::{Stage, WeightUse};
 
+use super::beside::{takes_bias, takes_scale};
 use super::unused::unused_parts;
 use super::{
     Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation, RotationFactors, Scores,
@@ -155,7 +156,7 @@ impl<'a> ProgramBuilder<'a> {
     }
 
     /// `output = name.weight · input`, times `name.scale` and plus `name.bias` if the file
-    /// has them.
+    /// has them and the architecture takes them.
     ///
     /// # Errors
     /// When the matrix is missing, or is not `rows` × the width of `input`, or one of the
@@ -169,14 +170,23 @@ impl<'a> ProgramBuilder<'a> {
     ) -> Result<(), ModelError> {
         self.matrix(&format!("{name}.weight"), rows, input, output)?;
         let scale = format!("{name}.scale");
-        if self.has(&scale) {
+        if self.has(&scale) && takes_scale(&scale) {
             let weight = self.resident(&scale, 1)?;
             self.push(Op::WeightScale {
                 buffer: output,
                 weight,
             });
         }
-        self.bias(&format!("{name}.bias"), output)
+        let bias = format!("{name}.bias");
+        match self.takes_bias(&bias) {
+            true => self.bias(&bias, output),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the file has a bias of this name, and the architecture takes it.
+    pub(super) fn takes_bias(&self, name: &str) -> bool {
+        self.has(name) && takes_bias(&self.program.hyperparameters.architecture, name)
     }
 
     /// `buffer += bias`, if the file has one of this name.

@@ -3,6 +3,7 @@
 use emel_kernels::Format;
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertPart, ExpertUse};
 
+use super::beside::takes_scale;
 use super::builder::checked_format;
 use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder};
 use crate::error::ModelError;
@@ -120,7 +121,7 @@ impl ProgramBuilder<'_> {
         )?;
         let [bias, older] = ["exp_probs_b.bias", "exp_probs_b"].map(name);
         let bias = if self.has(&older) { older } else { bias };
-        let bias = (mixture.needs_choice_bias || self.has(&bias))
+        let bias = (mixture.needs_choice_bias || self.takes_bias(&bias))
             .then(|| self.resident(&bias, experts))
             .transpose()?;
         self.program.routers.push(Router {
@@ -203,10 +204,10 @@ impl ProgramBuilder<'_> {
         for part in 0..EXPERT_PARTS {
             let name = format!("{block}.ffn_{}_exps", PART_NAMES[part]);
             let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
-            if self.has(&scale) {
+            if self.has(&scale) && takes_scale(&scale) {
                 scales[part] = Some(self.resident(&scale, experts)?);
             }
-            if self.has(&bias) {
+            if self.takes_bias(&bias) {
                 biases[part] = Some(self.resident_rows(&bias, matrices[part].rows, experts)?);
             }
         }

@@ -121,7 +121,7 @@ impl Stage {
         Self::Temperature,
     ];
 
-    /// The name that `--samplers` has for it.
+    /// Its name, as users write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Penalties => "penalties",
@@ -136,7 +136,7 @@ impl Stage {
         }
     }
 
-    /// The letter that `--sampling-seq` has for it.
+    /// Its letter, as users write it.
     pub fn letter(self) -> char {
         match self {
             Self::Penalties => 'e',

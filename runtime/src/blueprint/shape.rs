@@ -84,8 +84,10 @@ pub(super) fn context_limit(settings: &Settings, program: &Program) -> usize {
 /// Tokens of a request, where they are known before the plan is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequestTokens {
-    /// Those of the prompt, or of a saved session if it has more.
+    /// Those of the prompt, 0 if it is not known yet.
     pub(super) prompt: usize,
+    /// Those of a saved session, which is checked later.
+    pub(super) kept: usize,
     /// Those of the answer at most; unknown if it goes on until the model ends it.
     pub(super) answer: Option<usize>,
 }
@@ -97,7 +99,7 @@ pub(super) struct ContextRange {
     pub(super) floor: usize,
     /// Weights give way to this many tokens.
     pub(super) least: usize,
-    /// So many at most, as far as memory is spare.
+    /// At most this many, as far as memory is spare.
     pub(super) most: usize,
 }
 
@@ -121,7 +123,12 @@ impl ContextRange {
             return Self::exactly(context);
         }
         let limit = context_limit(settings, program);
-        let Some(RequestTokens { prompt, answer }) = request else {
+        let Some(RequestTokens {
+            prompt,
+            kept,
+            answer,
+        }) = request
+        else {
             let least = CONTEXT_MIN.min(limit);
             return Self {
                 floor: least,
@@ -129,7 +136,8 @@ impl ContextRange {
                 most: limit,
             };
         };
-        let wanted = prompt.saturating_add(answer.unwrap_or(CONTEXT_MIN));
+        let held = prompt.max(kept);
+        let wanted = held.saturating_add(answer.unwrap_or(CONTEXT_MIN));
         let least = wanted.min(limit);
         let most = match answer {
             Some(_) => least.max(CONTEXT_MIN.min(limit)),

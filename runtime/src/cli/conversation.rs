@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use commands::{Meaning, Next, meaning};
 use display::{ColourChoice, Colours, ReasoningFormat};
-use emel_model::chat::{ChatTemplates, Conversation};
+use emel_model::chat::{ChatTemplate, ChatTemplates, Conversation};
 use history::History;
 use lines::{Entry, Input};
 use serde_json::{Map, Value};
@@ -103,17 +103,36 @@ pub struct ConversationOptions {
     no_history: bool,
 }
 
-/// How far a conversation goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a conversation begins with, and how far it goes.
+#[derive(Debug)]
 pub struct Turns {
+    template: ChatTemplate,
+    /// What comes before the first message.
+    beginning: Conversation,
     /// The first message, if it is known already.
     pub first: Option<String>,
     /// Whether there is only one.
     pub is_single: bool,
 }
 
+impl Turns {
+    /// The prompt of the first message, if it is known already.
+    ///
+    /// # Errors
+    /// When the template refuses the message.
+    pub fn first_prompt(&self) -> anyhow::Result<Option<Prompt>> {
+        let Some(text) = &self.first else {
+            return Ok(None);
+        };
+        let mut conversation = self.beginning.clone();
+        conversation.push("user", text);
+        let prompt = self.template.render(&conversation)?;
+        Ok(Some(Prompt::Rendered(prompt)))
+    }
+}
+
 impl ConversationOptions {
-    /// Whether a conversation is asked for, by whatever option.
+    /// Whether a conversation is asked for, by any option.
     pub fn is_asked_for(&self) -> bool {
         self.conversation
             || self.system_prompt.is_some()
@@ -130,21 +149,23 @@ impl ConversationOptions {
         system.into_iter().chain(self.template.file())
     }
 
-    /// What the first message makes of the template of the model at `path`.
+    /// A conversation with the model at `path`.
     ///
     /// # Errors
-    /// When the template cannot be used, or not for this message.
-    pub fn first_prompt(
+    /// When the template or the system prompt cannot be used.
+    pub fn turns(
         &self,
         path: &Path,
         templates: &ChatTemplates,
         limit: &TextLimit,
-        text: &str,
-    ) -> anyhow::Result<Prompt> {
-        let template = self.template.compile(path, templates, false)?;
-        let mut conversation = self.beginning(limit)?;
-        conversation.push("user", text);
-        Ok(Prompt::Rendered(template.render(&conversation)?))
+        (first, is_single): (Option<String>, bool),
+    ) -> anyhow::Result<Turns> {
+        Ok(Turns {
+            template: self.template.compile(path, templates, false)?,
+            beginning: self.beginning(limit)?,
+            first,
+            is_single,
+        })
     }
 
     fn system(&self, limit: &TextLimit) -> anyhow::Result<Option<String>> {
@@ -206,9 +227,12 @@ pub async fn run(
     mut on_usage: impl FnMut(&Usage),
 ) -> anyhow::Result<()> {
     let limit = blueprint.text_limit();
-    let template = options
-        .template
-        .compile(&blueprint.path, &blueprint.chat_templates, false)?;
+    let Turns {
+        template,
+        beginning,
+        first,
+        is_single,
+    } = turns;
     let mut talk = Talk {
         template,
         tokenizer: Arc::clone(&blueprint.tokenizer),
@@ -216,13 +240,13 @@ pub async fn run(
         escapes: answering.escapes,
         request: answering.request,
         sampler_room: SamplerRoom::of(&blueprint),
-        conversation: options.beginning(&limit)?,
+        conversation: beginning,
         context_full: options.context_full,
         reasoning: options.reasoning_format,
         colours: Colours::new(options.color),
         session,
         last_usage: None,
-        is_warned: turns.is_single,
+        is_warned: is_single,
     };
     let saved = talk.session.clone().filter(|path| path.exists());
     if let Some(path) = &saved
@@ -230,18 +254,18 @@ pub async fn run(
     {
         let path = path.display();
         notice(&format!(
-            "{path}: the session has no messages; the conversation begins anew"
+            "{path}: the session has no messages; the conversation starts over"
         ));
     }
-    if let (Some(text), Some(_)) = (&turns.first, &saved) {
+    if let (Some(text), Some(_)) = (&first, &saved) {
         check_first(&talk, text, &blueprint)?;
     }
-    let has_one_text = turns.is_single && turns.first.is_some();
+    let has_one_text = is_single && first.is_some();
     let mut input = match has_one_text {
         true => None,
         false => Some(Input::open(limit, talk.colours, options.history())?),
     };
-    let mut interrupts = Interrupts::listen().context("cannot be told of signals (Ctrl-C)")?;
+    let mut interrupts = Interrupts::listen().context("cannot listen for signals (Ctrl-C)")?;
     let mut starting = pin!(start(blueprint));
     let started = interrupts
         .or(|context| starting.as_mut().poll(context))
@@ -252,7 +276,7 @@ pub async fn run(
     }
     let outcome = converse(
         &mut talk,
-        turns,
+        (first, is_single),
         &engine,
         input.as_mut(),
         &mut interrupts,
@@ -279,7 +303,7 @@ fn check_first(talk: &Talk, text: &str, blueprint: &Blueprint) -> anyhow::Result
     let prompt = talk.template.render(&conversation)?;
     let is_alone = talk.conversation.messages().len() <= usize::from(talk.system().is_some());
     match blueprint.prompt_ids(Prompt::Rendered(prompt)) {
-        // What does not fit for what was said before can be made to fit.
+        // What is too long because of earlier messages can be shortened.
         Err(Error::PromptTooLong { .. } | Error::PromptTooManyBytes { .. }) if !is_alone => Ok(()),
         checked => Ok(checked.map(drop)?),
     }
@@ -288,14 +312,13 @@ fn check_first(talk: &Talk, text: &str, blueprint: &Blueprint) -> anyhow::Result
 /// Answers messages and runs commands until one of them, or the input, is the last.
 async fn converse(
     talk: &mut Talk,
-    turns: Turns,
+    (mut first, is_single): (Option<String>, bool),
     engine: &Engine,
     mut input: Option<&mut Input>,
     interrupts: &mut Interrupts,
     on_usage: &mut impl FnMut(&Usage),
 ) -> anyhow::Result<()> {
     let is_terminal = input.as_ref().is_some_and(|input| input.is_terminal());
-    let mut first = turns.first;
     if let (Some(input), Some(text)) = (&input, &first) {
         input.show(text);
     }
@@ -331,22 +354,31 @@ async fn converse(
             Err(error) => Err(error),
         };
         match done {
-            Ok(Some(Answered::Stopped)) if turns.is_single => {
+            Ok(Some(Answered::Stopped)) if is_single => {
                 return Err(ended_by(EndSignal::Interrupt));
+            }
+            // Most templates want an answer to every message.
+            Ok(Some(Answered::Stopped)) if !talk.conversation.ends_with("assistant") => {
+                talk.conversation = before;
             }
             Ok(_) => {}
             // What was said before a signal stays.
-            Err(error) if error.is::<Interrupted>() => return Err(error),
+            Err(error) if error.is::<Interrupted>() => {
+                if is_answer && !talk.conversation.ends_with("assistant") {
+                    talk.conversation = before;
+                }
+                return Err(error);
+            }
             Err(error) => {
                 talk.conversation = before;
-                if turns.is_single || error.is::<OutputError>() {
+                if is_single || error.is::<OutputError>() {
                     return Err(error);
                 }
                 refused += 1;
                 tell(&format!("error: {}", one_line(&message(&error))));
             }
         }
-        if turns.is_single && is_answer {
+        if is_single && is_answer {
             break;
         }
     }

@@ -79,7 +79,7 @@ pub fn kept_curve(model: &Path, io: Io) -> Option<Curve> {
     or_notice(kept.drive(model, backend))
 }
 
-/// What was measured of the kernels with so many threads.
+/// What was measured of the kernels with `threads` threads.
 pub fn kept_rates(threads: usize) -> Option<ComputeRates> {
     let kernels = Kernels::from_environment().ok()?;
     or_notice(Measurements::of_user()?.compute(kernels.name(), threads))

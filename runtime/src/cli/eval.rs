@@ -32,8 +32,9 @@ pub struct EvalOptions {
     #[command(flatten)]
     source: EvalSource,
 
-    /// Tokens in the context: a longer text is scored in chunks of so many, each on its own, of
-    /// which the second half counts, as llama-perplexity does [default: as long as the text]
+    /// Tokens in the context: a longer text is scored in chunks of N tokens, each on its
+    /// own; only the second half of a chunk counts, as llama-perplexity does [default: as long as
+    /// the text]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
@@ -97,7 +98,7 @@ struct EvalReport {
     top: Vec<Vec<(u32, f32)>>,
 }
 
-/// What is kept of the logits while they go by.
+/// What is kept of the logits as they come.
 struct Scores {
     nll: f64,
     nll_squared: f64,

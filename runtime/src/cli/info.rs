@@ -321,7 +321,7 @@ impl Info {
     }
 }
 
-/// The text in lines of so many characters at most, as far as there are spaces to break it at.
+/// The text in lines of at most `columns` characters, as far as there are spaces to break it at.
 fn wrapped(text: &str, columns: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

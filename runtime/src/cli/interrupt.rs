@@ -71,30 +71,18 @@ impl fmt::Display for EndSignal {
 }
 
 impl Interrupts {
-    /// Listens from now on, but for signals that whoever started the process has it ignore,
-    /// as `nohup` does.
+    /// Listens from now on, except for signals that the process was started to ignore, as with
+    /// `nohup`.
     ///
     /// # Errors
     /// When the system refuses it.
     pub fn listen() -> io::Result<Self> {
-        Self::listen_for(&EndSignal::ALL)
-    }
-
-    /// The same for Ctrl-C alone: whoever waits at the keyboard hears of nothing else.
-    ///
-    /// # Errors
-    /// When the system refuses it.
-    pub fn listen_to_keyboard() -> io::Result<Self> {
-        Self::listen_for(&[EndSignal::Interrupt])
-    }
-
-    fn listen_for(signals: &[EndSignal]) -> io::Result<Self> {
         let ignored = ignored_signals();
-        let heard = signals
-            .iter()
+        let listened = EndSignal::ALL
+            .into_iter()
             .filter(|one| ignored & 1 << (one.number() - 1) == 0);
-        heard
-            .map(|&one| Ok((one, signal(SignalKind::from_raw(one.number()))?)))
+        listened
+            .map(|one| Ok((one, signal(SignalKind::from_raw(one.number()))?)))
             .collect::<io::Result<_>>()
             .map(Self)
     }

@@ -48,7 +48,7 @@ enum Command {
     Info(InfoOptions),
     /// Print where the memory of a run would go, without running
     Plan(PlanOptions),
-    /// Print what this machine allows and what its drive gives, for later runs to go by
+    /// Print what this machine allows and what its drive gives, and keep it for later runs
     Doctor(DoctorOptions),
     /// Print the token ids of a text
     Tokenize(TokenizeOptions),

@@ -43,7 +43,7 @@ impl LoadingBar {
         Self { bar, begun }
     }
 
-    /// So many bytes are in memory.
+    /// Shows that `bytes` of `total_bytes` are in memory.
     pub fn update(&self, bytes: u64, total_bytes: u64) {
         let (done, total) = (size(bytes), size(total_bytes));
         let pace = Pace::new(bytes, total_bytes, self.begun.elapsed());

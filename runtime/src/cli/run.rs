@@ -91,7 +91,7 @@ pub struct RunOptions {
 enum Task {
     /// The text is continued as it is.
     Continue(String),
-    Converse(Turns),
+    Converse(Box<Turns>),
 }
 
 /// Runs the command.
@@ -131,7 +131,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
             };
             conversation::run(
                 &options.conversation,
-                turns,
+                *turns,
                 blueprint,
                 answering,
                 session,
@@ -175,39 +175,29 @@ impl RunOptions {
         let model = &self.model.model;
         let read = |form: &PromptForm<'_>| -> anyhow::Result<_> {
             let task = self.task(form)?;
-            let expected = self.expected_request(&task, form)?;
+            let expected = self.expected_request(&task)?;
             Ok((expected, task))
         };
         Blueprint::for_request(model, settings, read)
     }
 
     /// What is known of the first request of a task.
-    fn expected_request(
-        &self,
-        task: &Task,
-        form: &PromptForm<'_>,
-    ) -> anyhow::Result<ExpectedRequest<'_>> {
+    fn expected_request(&self, task: &Task) -> anyhow::Result<ExpectedRequest<'_>> {
         let session = self.session.as_deref();
         let prompt = match task {
             Task::Continue(text) => Some(Prompt::Text(text.clone())),
             // What was said before is in the session.
             Task::Converse(_) if session.is_some_and(Path::exists) => None,
-            Task::Converse(turns) => match &turns.first {
-                Some(text) => Some(self.conversation.first_prompt(
-                    &self.model.model,
-                    form.chat_templates,
-                    &form.limit,
-                    text,
-                )?),
-                None => None,
-            },
+            Task::Converse(turns) => turns.first_prompt()?,
         };
         let is_last = match task {
             Task::Continue(_) => true,
             Task::Converse(turns) => turns.is_single,
         };
         let predict = self.answers.predict.unwrap_or(task.predict_default());
-        let answer_tokens = usize::try_from(predict).ok().filter(|_| is_last);
+        // Of a message to a saved conversation the length is not known here.
+        let is_known = is_last && prompt.is_some();
+        let answer_tokens = usize::try_from(predict).ok().filter(|_| is_known);
         Ok(ExpectedRequest {
             prompt,
             renders: matches!(task, Task::Converse(_)),
@@ -232,7 +222,7 @@ impl RunOptions {
             () if is_given => Some(self.text.read(Some(&limit))?),
             () if is_conversation && takes_lines => None,
             () if has_terminal => return Err(no_text("the text", "missing", is_base).into()),
-            () => match read_text(Path::new("-"), Some(&limit))? {
+            () => match one_line_break_less(read_text(Path::new("-"), Some(&limit))?) {
                 text if text.trim().is_empty() => {
                     return Err(no_text("standard input", "empty", is_base).into());
                 }
@@ -245,10 +235,10 @@ impl RunOptions {
         // Who sends an answer to a file or a program waits for no other message.
         let is_answer_for_file = is_given && !io::stdout().is_terminal();
         let is_whole_text = !takes_lines || self.text.file.is_some() || is_answer_for_file;
-        Ok(Task::Converse(Turns {
-            first: text.map(|text| text.strip_suffix('\n').unwrap_or(&text).to_owned()),
-            is_single: options.single_turn || (is_whole_text && !options.conversation),
-        }))
+        let is_single = options.single_turn || (is_whole_text && !options.conversation);
+        let (model, templates) = (&self.model.model, form.chat_templates);
+        let turns = options.turns(model, templates, &limit, (text, is_single))?;
+        Ok(Task::Converse(Box::new(turns)))
     }
 
     /// The files that results go to, seen to before anything is loaded.
@@ -265,8 +255,8 @@ impl RunOptions {
         if let Some(session) = &self.session {
             named.kept("--session", session)?;
             blueprint.check_session(session)?;
-            let is_talk = session.exists() && session_attachment(session)?.is_some();
-            if is_talk && matches!(task, Task::Continue(_)) {
+            let is_text = matches!(task, Task::Continue(_)) && session.exists();
+            if is_text && session_attachment(session)?.is_some() {
                 bail!(
                     "{}: the session is of a conversation, which a text would replace; choose another name, or go on with it (-cnv)",
                     session.display()
@@ -283,6 +273,12 @@ impl RunOptions {
         };
         Ok((statistics, profile))
     }
+}
+
+/// The text without the line break at its end, which a pipe adds.
+fn one_line_break_less(mut text: String) -> String {
+    text.truncate(text.strip_suffix('\n').unwrap_or(&text).len());
+    text
 }
 
 /// An error where there is no text and nothing else to do.
@@ -341,12 +337,12 @@ async fn continue_text(
     let mut interrupts = listens
         .then(Interrupts::listen)
         .transpose()
-        .context("cannot be told of signals (Ctrl-C)")?;
+        .context("cannot listen for signals (Ctrl-C)")?;
     let mut stream = engine.generate(request).await?;
     let restored = saved.map(|path| (path, restored));
     let (signal, printed) = print_answer(&mut stream, stops, interrupts.as_mut(), restored).await?;
     let usage = stream.usage().cloned();
-    // If it goes on all the same, it stops when nobody listens any more.
+    // If the answer goes on all the same, it stops when its stream is dropped.
     drop(stream);
     let printed = printed.and_then(|()| Ok(cli::print("\n")?));
     let tokens = match session {
@@ -372,7 +368,7 @@ async fn continue_text(
 }
 
 /// Prints tokens as they come. Returns the signal that has ended the answer, and whether all
-/// could be printed: if nobody reads any more, the answer ends and is kept as far as it came.
+/// could be printed: if standard output is closed, the answer ends and is kept as far as it came.
 /// The first signal has the pass that runs completed, because a recurrent state cannot go back
 /// to before it; the second does not wait for it. Of a `restored` session, a file and its
 /// tokens, it is said first if not all of it is of use.

@@ -104,7 +104,9 @@ impl<'a> Reading<'a> {
         // Options of emel's own come first: `-o` may be one of them.
         let (name, row) = match (own_option(self.command, &given), llama_flags::find(&given)) {
             (None, Some(row)) => match row.meaning {
-                Meaning::Named(own) => (own.to_owned(), None),
+                Meaning::Named(own) if own_option(self.command, own).is_some() => {
+                    (own.to_owned(), None)
+                }
                 _ => (given, Some(row)),
             },
             _ => (given, None),
@@ -190,8 +192,7 @@ impl<'a> Reading<'a> {
             },
             Meaning::KeyType => self.cache.keys = Some((name.to_owned(), value)),
             Meaning::ValueType => self.cache.values = Some((name.to_owned(), value)),
-            // `take` has put it into the option's name.
-            Meaning::Named(_) => {}
+            Meaning::Named(_) => self.refuse(name, "no option of this command; see --help"),
         }
     }
 
@@ -233,6 +234,10 @@ impl<'a> Reading<'a> {
 
     fn finish(mut self) -> Result<Spelt, String> {
         match std::mem::take(&mut self.cache).kept() {
+            // No option of this command: it keeps no keys and values.
+            Ok(Some(_)) if own_option(self.command, "--kv").is_none() => {
+                add_once(&mut self.without_effect, "-ctk, -ctv");
+            }
             Ok(Some(kind)) => {
                 let option = ["--kv".into(), kind];
                 self.own.splice(self.start..self.start, option);

@@ -1,7 +1,7 @@
 //! What was learnt about a model's experts, in a file: how hot each of them is, which follow
 //! which, and what a cache of any size would miss. `emel-run` keeps it beside the model
-//! ([`place`]); `emel replay` writes it (`--save-heat`) and begins with it (`--heat`), to score
-//! what learning over several texts is worth.
+//! ([`place`]); `emel replay` can write it and begin with it, to score what learning over several
+//! texts is worth.
 //!
 //! ```text
 //! "EMELHEAT"                     8 bytes

@@ -58,7 +58,7 @@ pub enum Prefetch {
 }
 
 impl Prefetch {
-    /// The name that `--prefetch` takes.
+    /// Its name, as users write it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

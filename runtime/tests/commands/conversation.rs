@@ -382,8 +382,8 @@ fn a_model_with_a_template_answers_a_text_once_and_says_nothing_else() {
         by_line, answer,
         "-cnv takes each line of a pipe as a message"
     );
-    // The same text, as the template has it.
-    let rendered = "user: hello\nmore\n";
+    // The same text, as the template has it, and the line break that is left out of a file.
+    let rendered = "user: hello\nmore\n\n";
     assert_eq!(result(piped(&model, "-no-cnv", rendered)), answer);
     let last = result(piped(&model, "-no-cnv -cnv", "hello\nmore\n"));
     assert_eq!(last, by_line, "of the two, the last counts");
@@ -405,7 +405,7 @@ fn a_base_model_continues_text_and_says_that_it_is_one_where_it_is_talked_to() {
     let told = "note: this is a base model (no chat template): ChatML is used";
     for arguments in ["-cnv -p hello", "-sys hello -p hello", "-st -p hello"] {
         let found = piped(&base, arguments, "");
-        assert!(notes(&found).starts_with(told), "{arguments}");
+        assert_eq!(notes(&found).matches(told).count(), 1, "{arguments}");
         assert_ne!(result(found), without_template, "{arguments}");
     }
     let told = ["standard input is empty", "base model", "-cnv"];
@@ -439,7 +439,9 @@ fn thoughts_are_hidden_unless_they_are_asked_for_and_can_be_turned_off() {
         "{% if enable_thinking is not defined or enable_thinking %}<think>{% else %}so{% endif %}";
     let model = chatty_llama(&folder, &format!("{ROLES}{thinking}"));
     let hidden = piped(&model, "", "hello");
-    assert!(notes(&hidden).starts_with("note: the answer ended in its thoughts;"));
+    assert!(
+        notes(&hidden).starts_with("note: the answer ended while the model was still thinking;")
+    );
     assert_eq!(result(hidden), "\n");
     let raw = piped(&model, "--reasoning-format none", "hello");
     assert_eq!(notes(&raw), "");
@@ -473,7 +475,9 @@ fn the_oldest_messages_make_room_when_the_context_is_full() {
     let found = piped(&model, "-cnv -c 64 -sys system", lines);
     let told = notes(&found);
     assert!(
-        told.contains("answer are dropped, for the context of 64 tokens is full; -c sets"),
+        told.contains(
+            "context of 64 tokens is full: the oldest message and its answer are dropped; -c sets"
+        ),
         "{told}"
     );
     let stopped = piped(&model, "-cnv -c 64 -sys system --context-full stop", lines);
@@ -618,7 +622,7 @@ fn commands_that_cannot_be_done_are_refused_and_sent_to_nobody() {
             "are planned for them; start with --dry-multiplier 0.8",
         ),
         ("/undo", "there is no message to take back"),
-        ("/regen", "there is no answer to make again"),
+        ("/regen", "there is no answer to regenerate"),
         ("/stats", "there is no answer yet"),
         ("/save", "/save needs a FILE"),
         (
@@ -648,4 +652,21 @@ fn commands_that_cannot_be_done_are_refused_and_sent_to_nobody() {
         result(piped(&model, "-cnv", "one\\\ntwo\n")),
         result(piped(&model, "", "one\ntwo"))
     );
+}
+
+#[test]
+fn a_message_to_a_saved_conversation_leaves_room_for_what_was_said() {
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama()
+        .with("tokenizer.chat_template", Field::string(ROLES))
+        .with("llama.context_length", Field::U32(10_000))
+        .write(&folder);
+    let [session, statistics] = ["session", "statistics"].map(|name| folder.path().join(name));
+    let options = format!("--session {} -n 4", session.display());
+    result(piped(&model, &options, &"a long story ".repeat(100)));
+    let options = format!("{options} --stats-json {}", statistics.display());
+    let again = piped(&model, &options, "and then?");
+    assert!(!notes(&again).contains("dropped"), "{}", notes(&again));
+    let found: Value = serde_json::from_slice(&std::fs::read(statistics).unwrap()).unwrap();
+    assert!(found["resumed_tokens"].as_u64() > Some(600), "{found}");
 }

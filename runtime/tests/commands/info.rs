@@ -117,7 +117,7 @@ fn what_is_not_used_of_a_file_is_listed() {
     let line = "\nnot used      v.* (images), 16 bytes in 1 tensor\n";
     assert!(text.contains(line), "{text}");
 
-    // What nobody knows may be a part of the model.
+    // What is not known may be a part of the model.
     let name = "blk.0.attn_q.lora_a";
     original
         .f32_tensor(name, &[4], &[1.0; 4])

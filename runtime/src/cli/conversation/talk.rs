@@ -18,6 +18,7 @@ use super::super::{note_full_context, notice};
 use super::display::{Colours, Display, ReasoningFormat};
 use super::ended_by;
 use crate::blueprint::Blueprint;
+use crate::budget::in_binary_units;
 use crate::{Engine, Error, Prompt, Request, TokenStream, Usage, session_attachment};
 
 /// Tokens of an answer unless `-n` says otherwise: as many as the context holds.
@@ -84,8 +85,9 @@ impl SamplerRoom {
         let needed = Sampler::required_bytes(sampler, self.vocabulary, tokens_max, &breakers);
         if needed > self.planned_bytes {
             bail!(
-                "the samplers would need {needed} bytes of memory, and {} are planned for them",
-                self.planned_bytes
+                "the samplers would need {}, and {} are planned for them",
+                in_binary_units(needed as u64),
+                in_binary_units(self.planned_bytes as u64)
             );
         }
         Ok(())
@@ -103,9 +105,7 @@ impl Talk {
 
     /// The system prompt.
     pub(super) fn system(&self) -> Option<&str> {
-        let first = self.conversation.messages().first()?;
-        let is_system = first.get("role")?.as_str() == Some("system");
-        first.get("content")?.as_str().filter(|_| is_system)
+        self.conversation.system()
     }
 
     pub(super) fn set_system(&mut self, text: Option<String>) {
@@ -139,15 +139,13 @@ impl Talk {
         self.answers.summary(self.request.sampler.seed)
     }
 
-    /// Has the last message to be answered again.
+    /// Takes the last answer back, so that its message is answered again.
     ///
     /// # Errors
     /// When there is no answer.
     pub(super) fn take_back_answer(&mut self) -> anyhow::Result<()> {
-        let last = self.conversation.messages().last();
-        let role = last.and_then(|message| message.get("role")?.as_str());
-        if role != Some("assistant") {
-            bail!("there is no answer to make again");
+        if !self.conversation.ends_with("assistant") {
+            bail!("there is no answer to regenerate");
         }
         self.conversation.pop();
         // The same seed would make the same answer.
@@ -163,7 +161,7 @@ impl Talk {
     pub(super) fn session_file(&self, command: &str, file: &str) -> anyhow::Result<PathBuf> {
         match (file, &self.session) {
             ("", Some(session)) => Ok(session.clone()),
-            ("", None) => bail!("/{command} needs a FILE, for there is no --session"),
+            ("", None) => bail!("/{command} needs a FILE, because --session is not given"),
             (file, _) => Ok(file.into()),
         }
     }
@@ -209,11 +207,10 @@ impl Talk {
     }
 
     /// Answers the last message, and takes the answer up into the conversation. Ctrl-C stops
-    /// it; what was said by then stays.
+    /// it; what was said by then stays, and the conversation has no answer if that is nothing.
     ///
     /// # Errors
-    /// When it cannot be answered, or a signal ends the run. The conversation is then not
-    /// what it was.
+    /// When it cannot be answered, or a signal ends the run.
     pub(super) async fn answer(
         &mut self,
         engine: &Engine,
@@ -222,10 +219,7 @@ impl Talk {
         // What was pressed before is not meant for this answer.
         match interrupts.has_come().await {
             None | Some(EndSignal::Interrupt) => {}
-            Some(signal) => {
-                self.conversation.pop();
-                return Err(ended_by(signal));
-            }
+            Some(signal) => return Err(ended_by(signal)),
         }
         let waiting = PromptBar::start();
         let (mut stream, mut display) = self.submit(engine).await?;
@@ -233,10 +227,7 @@ impl Talk {
             .show(&mut stream, &mut display, interrupts, waiting)
             .await?;
         let is_thought = display.finish()?;
-        // Most templates want an answer to every message.
-        if answer.is_empty() && ending.is_some() {
-            self.conversation.pop();
-        } else {
+        if !answer.is_empty() || ending.is_none() {
             self.conversation.push_message(assistant_message(&answer));
         }
         if let Some(usage) = stream.usage() {
@@ -247,7 +238,7 @@ impl Talk {
             Some(signal) => Err(ended_by(signal)),
             None if is_thought => {
                 notice(
-                    "the answer ended in its thoughts; -n allows more tokens, --reasoning-format show shows them",
+                    "the answer ended while the model was still thinking; -n allows more tokens, --reasoning-format show shows its thoughts",
                 );
                 Ok(Answered::Whole)
             }
@@ -341,7 +332,7 @@ impl Talk {
                 many => format!("the oldest {many} messages and their answers are"),
             };
             notice(&format!(
-                "{messages} dropped, for the context of {context} tokens is full; -c sets a longer one"
+                "the context of {context} tokens is full: {messages} dropped; -c sets a longer one"
             ));
         }
         Ok((stream, display))

@@ -129,6 +129,9 @@ impl LineEditor {
                     is_leaving = true;
                 }
                 Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(Typed::End),
+                Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                    notice("what was typed is not UTF-8, expected UTF-8 text; type it again");
+                }
                 Err(error) => {
                     return Err(error).context("standard input: cannot read a message");
                 }

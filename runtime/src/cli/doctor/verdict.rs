@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::{Drive, in_gibibytes};
 use crate::blueprint::{Blueprint, Settings};
 use crate::budget::in_binary_units;
+use crate::cli::remedies::in_options;
 use crate::measurements::ComputeRates;
 use crate::prediction::{self, MissShare, Prediction};
 
@@ -46,7 +47,8 @@ impl Verdict {
         let planned = Blueprint::new(model, settings);
         let (text, rate, tokens_per_second) = match &planned {
             Err(error) => {
-                let text = format!("{}this model does not run: {error}", rate_text(rate, drive));
+                let (rate_text, problem) = (rate_text(rate, drive), in_options(error));
+                let text = format!("{rate_text}this model does not run: {problem}");
                 (text, rate, None)
             }
             Ok(blueprint) => {

@@ -43,7 +43,7 @@ impl Chunk {
 }
 
 impl<'a> Chunks<'a> {
-    /// Cuts `ids` for a context of so many tokens; `bos` is what a chunk begins with, if the
+    /// Cuts `ids` for a context of `context` tokens; `bos` is what a chunk begins with, if the
     /// tokenizer adds it.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ pub(super) const BLOCKS: Characters = ['█', '▓', '▒', '░', '▚', '▪',
 /// For a file or a pipe.
 pub(super) const PLAIN: Characters = ['#', 'x', '%', '+', '=', 'o', '.'];
 
-/// Parts that are told apart.
+/// Parts that are shown apart.
 const SHARES: usize = 6;
 
 /// A budget, and what parts of it are for.
@@ -44,7 +44,7 @@ impl Bar {
         format!("  [{line}]\n   {}\n", legend.join("  "))
     }
 
-    /// The cell that so many bytes of the budget reach to.
+    /// The cell that `bytes` of the budget reach to.
     fn cell(&self, bytes: u64) -> usize {
         let budget_bytes = self.budget_bytes.max(1) as f64;
         let cells = bytes as f64 / budget_bytes * CELLS as f64;

@@ -8,6 +8,7 @@ use super::{GIBIBYTE, PlanOptions, PlanReport};
 use crate::blueprint::Blueprint;
 use crate::budget::in_binary_units;
 use crate::cli;
+use crate::cli::remedies::in_options;
 use crate::error::Error;
 
 /// A budget with its plan, or with what is wrong with it.
@@ -39,7 +40,7 @@ impl Row {
                 } => Ok(Self::TooSmall {
                     budget_bytes,
                     needed_bytes,
-                    problem: error.to_string(),
+                    problem: in_options(&error),
                     error: Box::new(error),
                 }),
                 error => Err(error),
