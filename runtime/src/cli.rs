@@ -100,7 +100,7 @@ pub struct ComputingOptions {
     #[arg(long, value_enum, default_value_t = IoName::Auto)]
     pub io: IoName,
 
-    /// Never use the mapping of the file, also if the model fits
+    /// Never use the mapping of the file, even if the model fits
     #[arg(long, conflicts_with = "io")]
     pub no_mmap: bool,
 

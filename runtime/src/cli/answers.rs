@@ -17,7 +17,7 @@ pub struct AnswerOptions {
     pub predict: Option<i64>,
 
     /// A text that ends an answer and is left out of it, with \n and \t; may be given more
-    /// than once [also: -r, --reverse-prompt]
+    /// than once [also: --reverse-prompt]
     #[arg(
         short = 'r',
         long = "stop",

@@ -36,7 +36,7 @@ use crate::{Engine, Error, Prompt, Request, TextLimit, Usage};
 #[derive(Debug, Clone, Args)]
 pub struct ConversationOptions {
     /// Hold a conversation, which is the default for a model with a chat template; each
-    /// line of a pipe is a message then [short: -cnv]
+    /// line of a pipe is then a message [short: -cnv]
     #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     pub conversation: bool,
 
@@ -217,7 +217,7 @@ pub struct Answering {
 ///
 /// # Errors
 /// When the model cannot be started, standard output is closed, the session cannot be saved,
-/// or, through a pipe, a message was not answered.
+/// or a line of a pipe failed.
 pub async fn run(
     options: &ConversationOptions,
     turns: Turns,
@@ -252,10 +252,10 @@ pub async fn run(
     if let Some(path) = &saved
         && !talk.read_messages(path, talk.system().is_some())?
     {
-        let path = path.display();
-        notice(&format!(
-            "{path}: the session has no messages; the conversation starts over"
-        ));
+        bail!(
+            "{}: the session is of a text, which a conversation would replace; choose another name, or go on with it (-no-cnv)",
+            path.display()
+        );
     }
     if let (Some(text), Some(_)) = (&first, &saved) {
         check_first(&talk, text, &blueprint)?;
@@ -385,8 +385,8 @@ async fn converse(
     match refused {
         _ if is_terminal => Ok(()),
         0 => Ok(()),
-        1 => bail!("a message was not answered; the lines above say why"),
-        many => bail!("{many} messages were not answered; the lines above say why"),
+        1 => bail!("a line failed; the error above says why"),
+        many => bail!("{many} lines failed; the errors above say why"),
     }
 }
 

@@ -269,7 +269,7 @@ fn a_conversation_too_long_for_the_context_is_told_and_the_next_one_answered() {
         notes.contains("the context holds 256; /clear starts over"),
         "{notes}"
     );
-    assert!(notes.ends_with("error: a message was not answered; the lines above say why\n"));
+    assert!(notes.ends_with("error: a line failed; the error above says why\n"));
     assert_eq!(output.status.code(), Some(1));
     assert!(!output.stdout.is_empty(), "{notes}");
     let arguments = [&arguments[..], &["-st", "-p", &lines]].concat();
@@ -301,7 +301,7 @@ fn lines_that_are_no_message_are_refused_and_the_next_one_answered() {
         "error: byte 0 of a message is not UTF-8",
         "error: a message of over ",
         "256 tokens of the context hold ",
-        "2 messages were not answered",
+        "2 lines failed",
     ];
     for expected in refused {
         assert!(notes.contains(expected), "{notes}");
@@ -543,8 +543,13 @@ fn a_session_keeps_a_conversation_for_the_next_run() {
 
     let text = format!("--session {}", folder.path().join("text").display());
     result(piped(&model, &format!("-no-cnv {text}"), "hello"));
-    let told = notes(&piped(&model, &text, "hello"));
-    assert!(told.contains("the session has no messages"), "{told}");
+    let replaced = piped(&model, &text, "hello");
+    refusal(replaced, 1, &["the session is of a text", "(-no-cnv)"]);
+
+    // A conversation that has not begun is one, too.
+    let empty = format!("-cnv --session {}", folder.path().join("empty").display());
+    result(piped(&model, &empty, "/bye\n"));
+    result(piped(&model, &empty, "hello\n"));
 
     let bytes = fs::read(&path).unwrap();
     let at = bytes

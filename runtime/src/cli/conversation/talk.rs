@@ -24,6 +24,9 @@ use crate::{Engine, Error, Prompt, Request, TokenStream, Usage, session_attachme
 /// Tokens of an answer unless `-n` says otherwise: as many as the context holds.
 pub const PREDICT_DEFAULT: i64 = -1;
 
+/// The messages of a conversation that has not begun, in a session.
+const NO_MESSAGES: &str = "[]";
+
 /// What happens when the context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ContextFull {
@@ -171,11 +174,7 @@ impl Talk {
     /// # Errors
     /// When the file cannot be written, or is something else.
     pub(super) async fn save(&self, engine: &Engine, path: &Path) -> anyhow::Result<usize> {
-        let messages = self.conversation.messages();
-        let text = match messages.is_empty() {
-            true => String::new(),
-            false => serde_json::to_string(messages)?,
-        };
+        let text = serde_json::to_string(self.conversation.messages())?;
         Ok(engine.save_session_with(path, &text).await?)
     }
 
@@ -192,8 +191,11 @@ impl Talk {
         let Some(text) = session_attachment(path)? else {
             return Ok(false);
         };
-        let read = Conversation::from_json(&text)
-            .with_context(|| format!("{}: cannot read messages", path.display()))?;
+        let read = match text.as_str() {
+            NO_MESSAGES => Conversation::default(),
+            text => Conversation::from_json(text)
+                .with_context(|| format!("{}: cannot read messages", path.display()))?,
+        };
         let system = self.system().map(str::to_owned);
         self.conversation.clear();
         for message in read.messages() {
