@@ -54,9 +54,9 @@ pub enum Subject {
         mixture: u32,
         /// Which of its experts.
         expert: u32,
-        /// Its gate, up or down tensor: an index into [`ExpertUse::tensors`].
+        /// Its gate, up or down tensor: an index into [`ExpertUse::parts`].
         ///
-        /// [`ExpertUse::tensors`]: crate::expert_layout::ExpertUse::tensors
+        /// [`ExpertUse::parts`]: crate::expert_layout::ExpertUse::parts
         part: u8,
     },
 }

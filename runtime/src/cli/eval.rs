@@ -1,7 +1,7 @@
 //! `emel eval`: scores a text under a model.
 //!
 //! A text that is longer than the context is scored in chunks, as llama-perplexity does
-//! ([`chunks`]).
+//! (`chunks`).
 
 mod chunks;
 
