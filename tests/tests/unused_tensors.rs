@@ -223,12 +223,27 @@ fn a_tensor_that_no_architecture_has_is_refused_by_name() {
 fn is_plain(architecture: &str, tensor: &Tensor, kind: &str) -> bool {
     let name = tensor.name.strip_suffix(".weight").unwrap();
     let part = name.rsplit('.').next().unwrap();
-    match part {
-        "output" => !(architecture == "qwen2" && kind == "bias"),
-        "ffn_gate_inp_shexp" => false,
-        "token_embd" | "attn_k_b" | "attn_v_b" | "conv" | "ssm_conv1d" => true,
-        _ => tensor.dims.len() == 1,
-    }
+    // What llama.cpp loads for these architectures.
+    let is_taken = match (kind, part) {
+        ("bias", "output") => architecture == "qwen2",
+        ("bias", "attn_q" | "attn_k" | "attn_v" | "attn_qkv") => architecture != "deepseek2",
+        ("bias", "attn_output") => {
+            ["llama", "granite", "granitemoe", "gpt-oss"].contains(&architecture)
+        }
+        ("bias", "ffn_gate" | "ffn_up" | "ffn_down") => {
+            ["llama", "granite", "granitemoe"].contains(&architecture)
+        }
+        ("bias", "ffn_gate_inp" | "ffn_gate_exps" | "ffn_up_exps" | "ffn_down_exps") => {
+            architecture == "gpt-oss"
+        }
+        ("bias", _) => false,
+        (_, "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output") => true,
+        (_, "ffn_gate" | "ffn_up" | "ffn_down" | "ssm_out" | "ssm_alpha" | "ssm_beta") => true,
+        (_, part) => {
+            part.ends_with("_exps") || part.ends_with("_shexp") && part != "ffn_gate_inp_shexp"
+        }
+    };
+    !is_taken || tensor.dims.len() == 1
 }
 
 /// Rows of a matrix, and how many experts have one.
