@@ -214,7 +214,7 @@ impl TextSource {
         };
         let mut text = read_text(path, limit)?;
         if limit.is_some() {
-            text.truncate(text.strip_suffix('\n').unwrap_or(&text).len());
+            text = without_last_line_break(text);
         }
         let replaced = self.escapes.replace(&text)?;
         if replaced != text {
@@ -270,6 +270,12 @@ pub fn read_text(path: &Path, limit: Option<&TextLimit>) -> anyhow::Result<Strin
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name}: byte {at} is not UTF-8, expected UTF-8 text; convert it (iconv)")
     })
+}
+
+/// The text without a line break at its end, which files and pipes have.
+fn without_last_line_break(mut text: String) -> String {
+    text.truncate(text.strip_suffix('\n').unwrap_or(&text).len());
+    text
 }
 
 fn read_bytes(source: impl Read, bytes_max: usize) -> io::Result<Vec<u8>> {

@@ -24,6 +24,7 @@ use serde::Serialize;
 use self::machine::{Machine, filesystem_type};
 use self::verdict::Verdict;
 use super::drive::{kept_curve, streaming_reader};
+use super::units::in_gibibytes;
 use super::{IoName, model_name, one_line, print, spinner};
 use crate::Settings;
 use crate::blueprint::Io;
@@ -547,8 +548,4 @@ fn chosen(point: CurvePoint) -> String {
         in_binary_units(point.block_bytes),
         in_gibibytes(point.bytes_per_second)
     )
-}
-
-fn in_gibibytes(bytes: f64) -> f64 {
-    bytes / f64::from(1 << 30)
 }

@@ -16,14 +16,12 @@ use self::table::Row;
 use super::ComputingOptions;
 use super::drive::{self, DriveRate};
 use super::remedies::notice_in_options;
+use super::units::{GIBIBYTE, in_gibibytes};
 use crate::blueprint::Blueprint;
 use crate::budget::{RamBudget, in_binary_units};
 use crate::error::Error;
 use crate::prediction::{self, MissShare, Prediction};
 use crate::{SamplerOptions, Settings, cli};
-
-/// Bytes of a GiB, as rates count them.
-const GIBIBYTE: f64 = (1_u64 << 30) as f64;
 
 /// What is planned for.
 #[derive(Debug, Args)]
@@ -224,7 +222,6 @@ impl PlanReport {
 
     /// What the bytes that are read for each token allow.
     fn speed(&self, drive: &str) -> String {
-        let gibibytes = |rate: f64| rate / GIBIBYTE;
         let (rate, predicted) = (
             self.drive_bytes_per_second,
             self.predicted_tokens_per_second,
@@ -238,13 +235,13 @@ impl PlanReport {
                 } else {
                     "about"
                 },
-                gibibytes(rate)
+                in_gibibytes(rate)
             ),
             // Earlier runs have missed nothing.
             _ if self.read_bytes() == 0 => "the drive is no limit".to_owned(),
             (Some(rate), None) => format!(
                 "{drive} {:.2} GiB/s allow {:.1} tokens/s",
-                gibibytes(rate),
+                in_gibibytes(rate),
                 allows(rate)
             ),
             (None, _) => {

@@ -18,7 +18,7 @@ use super::profile::ProfileFile;
 use super::progress::PromptBar;
 use super::remedies::OptionError;
 use super::statistics::{tell_speed, tell_statistics};
-use super::{Interrupted, Kept, ModelOptions, TextSource, read_text};
+use super::{Interrupted, Kept, ModelOptions, TextSource, read_text, without_last_line_break};
 use crate::blueprint::{Blueprint, ExpectedRequest, PromptForm, Settings};
 use crate::{Prompt, Request, StopTexts, TokenStream, Usage, cli, session_attachment};
 
@@ -222,7 +222,7 @@ impl RunOptions {
             () if is_given => Some(self.text.read(Some(&limit))?),
             () if is_conversation && takes_lines => None,
             () if has_terminal => return Err(no_text("the text", "missing", is_base).into()),
-            () => match one_line_break_less(read_text(Path::new("-"), Some(&limit))?) {
+            () => match without_last_line_break(read_text(Path::new("-"), Some(&limit))?) {
                 text if text.trim().is_empty() => {
                     return Err(no_text("standard input", "empty", is_base).into());
                 }
@@ -273,12 +273,6 @@ impl RunOptions {
         };
         Ok((statistics, profile))
     }
-}
-
-/// The text without the line break at its end, which a pipe adds.
-fn one_line_break_less(mut text: String) -> String {
-    text.truncate(text.strip_suffix('\n').unwrap_or(&text).len());
-    text
 }
 
 /// An error where there is no text and nothing else to do.

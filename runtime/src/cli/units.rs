@@ -2,6 +2,14 @@
 
 use std::time::Duration;
 
+/// Bytes of a GiB, as rates count them.
+pub(super) const GIBIBYTE: f64 = (1_u64 << 30) as f64;
+
+/// Bytes in GiB.
+pub(super) fn in_gibibytes(bytes: f64) -> f64 {
+    bytes / GIBIBYTE
+}
+
 /// A duration in its two largest units: `340 ms`, `12.4 s`, `2 min 51 s`, `1 h 5 min`.
 pub(super) fn duration(time: Duration) -> String {
     let tenths = (time.as_secs_f64() * 10.0).round() as u64;

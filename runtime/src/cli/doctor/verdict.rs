@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::{Drive, in_gibibytes};
+use super::Drive;
 use crate::blueprint::{Blueprint, Settings};
 use crate::budget::in_binary_units;
 use crate::cli::remedies::in_options;
+use crate::cli::units::in_gibibytes;
 use crate::measurements::ComputeRates;
 use crate::prediction::{self, MissShare, Prediction};
 

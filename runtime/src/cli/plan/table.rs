@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{GIBIBYTE, PlanOptions, PlanReport};
+use super::{PlanOptions, PlanReport};
 use crate::blueprint::Blueprint;
 use crate::budget::in_binary_units;
 use crate::cli;
 use crate::cli::remedies::in_options;
+use crate::cli::units::{GIBIBYTE, in_gibibytes};
 use crate::error::Error;
 
 /// A budget with its plan, or with what is wrong with it.
@@ -125,7 +126,10 @@ pub(super) fn print(mut rows: Vec<Row>, options: &PlanOptions) -> anyhow::Result
 fn assumptions(reports: &[&PlanReport], options: &PlanOptions) -> String {
     let is_known = |report: &&PlanReport| report.drive_bytes_per_second.is_some();
     let drive = match options.drive {
-        Some(rate) => format!("a drive of {:.2} GiB/s", rate.bytes_per_second / GIBIBYTE),
+        Some(rate) => format!(
+            "a drive of {:.2} GiB/s",
+            in_gibibytes(rate.bytes_per_second)
+        ),
         None if reports.iter().any(is_known) => "this drive, as measured".to_owned(),
         None => "a drive of 1 GiB/s (--drive assumes another)".to_owned(),
     };
