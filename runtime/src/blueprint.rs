@@ -109,6 +109,15 @@ pub struct PromptForm<'a> {
     pub tokenizer: &'a Tokenizer,
 }
 
+#[cfg(feature = "chat")]
+impl PromptForm<'_> {
+    /// Whether the model is one that only continues texts: it has no form of a conversation.
+    /// Of a form that cannot be used it is said where it is used.
+    pub fn is_of_base_model(&self) -> bool {
+        matches!(self.chat_templates.source(false), Ok(None))
+    }
+}
+
 impl Blueprint {
     /// Reads the header of the model at `path` and plans for `settings`.
     ///
@@ -173,7 +182,9 @@ impl Blueprint {
         let (expected, besides) = request(&form)?;
         settings.renders |= expected.renders;
         let ids = match expected.prompt {
-            Some(prompt) => prompt.ids(&contents.tokenizer, &limits)?,
+            Some(prompt) => prompt
+                .ids(&contents.tokenizer, &limits)
+                .map_err(|error| contents.with_budget(error, &settings))?,
             None => Vec::new(),
         };
         let kept = expected.session.map_or(0, session::saved_tokens);

@@ -155,13 +155,16 @@ pub enum Error {
     },
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {prompt} tokens and the context holds {context}; shorten it or raise the context"
+        "the prompt has {prompt} tokens and {}",
+        context_full(*context, *held)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,
         /// Tokens of the context.
         context: usize,
+        /// Bytes of the budget, and the tokens that it holds, if these are fewer.
+        held: Option<(u64, usize)>,
     },
     /// The prompt is longer than any that could be answered; it was not tokenised.
     #[error("the prompt has {bytes} bytes and {limit}")]
@@ -286,6 +289,17 @@ fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
     format!(
         "the plan takes {planned} and {available} of memory are available; lower the context or the budget"
     )
+}
+
+/// What a prompt is too long for, and what to do.
+fn context_full(context: usize, held: Option<(u64, usize)>) -> String {
+    match held {
+        None => format!("the context holds {context}; shorten it or raise the context"),
+        Some((budget_bytes, tokens)) => format!(
+            "the context holds {context}, of which a RAM budget of {} holds {tokens}; shorten it, or raise the budget and the context",
+            in_mebibytes(budget_bytes)
+        ),
+    }
 }
 
 /// What of a context a budget holds.

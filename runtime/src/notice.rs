@@ -21,6 +21,10 @@ pub enum Notice {
         context: usize,
         /// Tokens it would have.
         wished: usize,
+        /// Tokens of the longest context that the budget holds.
+        held: usize,
+        /// The smallest budget that holds what it would have.
+        needed_bytes: u64,
     },
     /// The context is longer than those the model was trained on.
     ContextUntrained {
@@ -90,10 +94,26 @@ pub enum LossyEffect {
 impl fmt::Display for Notice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ContextShortened { context, wished } => write!(
-                out,
-                "context of {context} tokens, shortened from {wished} to fit the budget"
-            ),
+            Self::ContextShortened {
+                context,
+                wished,
+                held,
+                needed_bytes,
+            } => {
+                write!(out, "context of {context} tokens, shortened from {wished}")?;
+                let needed = needed_bytes.div_ceil(1 << 20);
+                match held {
+                    held if held <= context => write!(
+                        out,
+                        ": the budget holds no more, and {wished} need {needed}M"
+                    ),
+                    held if held < wished => write!(
+                        out,
+                        " to keep more weights: the budget holds {held}, and {wished} need {needed}M"
+                    ),
+                    held => write!(out, " to keep more weights: the budget holds {held}"),
+                }
+            }
             Self::ContextUntrained { context, trained } => write!(
                 out,
                 "a context of {context} tokens is longer than the {trained} the model was trained for"

@@ -64,7 +64,11 @@ impl Prompt {
         let stranger = ids.iter().find(|&&id| id as usize >= vocabulary);
         match (ids.len(), stranger) {
             (0, _) => Err(Error::PromptEmpty),
-            (prompt, _) if prompt > context => Err(Error::PromptTooLong { prompt, context }),
+            (prompt, _) if prompt > context => Err(Error::PromptTooLong {
+                prompt,
+                context,
+                held: None,
+            }),
             (_, Some(&id)) => Err(Error::TokenId { id, vocabulary }),
             (_, None) => Ok(ids),
         }

@@ -105,59 +105,28 @@ impl Contents {
         request: Option<RequestTokens>,
     ) -> Result<Blueprint, Error> {
         check(&settings)?;
-        let Self {
-            catalog,
-            program,
-            tokenizer,
-            #[cfg(feature = "chat")]
-            chat_templates,
-            budget_bytes,
-        } = self;
-        let sampler = match &settings.sampler {
-            Some(options) => options.clone(),
-            None => SamplerOptions::most_demanding(),
-        };
-        sampler.check()?;
-        let wanted = ContextRange::new(&settings, &program, request);
-        let mut draft = Draft {
-            catalog: &catalog,
-            program: &program,
-            settings: &settings,
-            tokenizer_bytes: tokenizer.heap_bytes() as u64,
-            breakers: Breakers::new(&sampler, &tokenizer),
-            sampler,
-            budget_bytes,
-            context: wanted,
-        };
-        let (plan, shape) = draft.plan().map_err(|too_small| Error::BudgetTooSmall {
-            path: path.to_owned(),
-            budget_bytes,
-            needed_bytes: too_small.needed_bytes,
-            context: too_small.context,
-            context_held: too_small.context_held,
-            instead: match request {
+        let wanted = ContextRange::new(&settings, &self.program, request);
+        let mut draft = self.draft(&settings, wanted)?;
+        let (plan, shape) = draft.plan().map_err(|too_small| {
+            let instead = match request {
                 _ if too_small.context_held == 0 => Instead::SmallerModel,
                 _ if settings.all_logits => Instead::Chunks,
                 Some(_) if settings.context.is_none() => Instead::ShorterPrompt,
                 _ => Instead::ShorterContext,
-            },
-            profile_bytes: profile_bytes(&settings).unwrap_or(0),
+            };
+            Error::BudgetTooSmall {
+                path: path.to_owned(),
+                budget_bytes: self.budget_bytes,
+                needed_bytes: too_small.needed_bytes,
+                context: too_small.context,
+                context_held: too_small.context_held,
+                instead,
+                profile_bytes: profile_bytes(&settings).unwrap_or(0),
+            }
         })?;
         let sampler_bytes = draft.sampler_bytes(shape.context);
         let mut notices = draft.notices(&shape, wanted);
-        // What the process has already is part of the plan, but pages of files are no limit's
-        // raise: no plan has more than its cgroup allows.
-        let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
-        let available_bytes = available_bytes().unwrap_or(u64::MAX);
-        notices.extend(lossy::notice(settings.lossy, &plan));
-        let limit = MemoryWatch::own().limit().unwrap_or(u64::MAX);
-        notices.extend(scarcity(
-            &plan,
-            available_bytes.saturating_add(own_bytes).min(limit),
-        ));
-        notices.extend(program.notes.iter().cloned().map(Notice::Model));
-        let warnings = tokenizer.warnings().iter().map(ToString::to_string);
-        notices.extend(warnings.map(Notice::Tokenizer));
+        notices.extend(self.notices(&settings, &plan));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
         Ok(Blueprint {
             path: path.to_owned(),
@@ -172,12 +141,75 @@ impl Contents {
             identity: OnceLock::new(),
             listener: NoticeListener::default(),
             faults: None,
-            catalog,
-            program,
+            catalog: self.catalog,
+            program: self.program,
             #[cfg(feature = "chat")]
-            chat_templates,
-            tokenizer: Arc::new(tokenizer),
+            chat_templates: self.chat_templates,
+            tokenizer: Arc::new(self.tokenizer),
         })
+    }
+
+    /// A plan to be made.
+    ///
+    /// # Errors
+    /// When an option of the sampler is outside of its range.
+    fn draft<'a>(
+        &'a self,
+        settings: &'a Settings,
+        context: ContextRange,
+    ) -> Result<Draft<'a>, Error> {
+        let sampler = match &settings.sampler {
+            Some(options) => options.clone(),
+            None => SamplerOptions::most_demanding(),
+        };
+        sampler.check()?;
+        Ok(Draft {
+            catalog: &self.catalog,
+            program: &self.program,
+            settings,
+            tokenizer_bytes: self.tokenizer.heap_bytes() as u64,
+            breakers: Breakers::new(&sampler, &self.tokenizer),
+            sampler,
+            budget_bytes: self.budget_bytes,
+            context,
+        })
+    }
+
+    /// An error about a prompt that is longer than the context, with what the budget holds, if
+    /// that is less.
+    pub(super) fn with_budget(&self, error: Error, settings: &Settings) -> Error {
+        let Error::PromptTooLong {
+            prompt, context, ..
+        } = error
+        else {
+            return error;
+        };
+        let draft = match self.draft(settings, ContextRange::exactly(context)) {
+            Ok(draft) => draft,
+            Err(error) => return error,
+        };
+        let held = draft.context_held(context);
+        Error::PromptTooLong {
+            prompt,
+            context,
+            held: (held < context).then_some((self.budget_bytes, held)),
+        }
+    }
+
+    /// What the user should know of the model, and of what the plan takes.
+    fn notices(&self, settings: &Settings, plan: &Plan) -> Vec<Notice> {
+        // What the process has already is part of the plan, but pages of files are no limit's
+        // raise: no plan has more than its cgroup allows.
+        let own_bytes = Memory::default().own().map_or(0, |own| own.resident_bytes);
+        let available_bytes = available_bytes().unwrap_or(u64::MAX);
+        let limit = MemoryWatch::own().limit().unwrap_or(u64::MAX);
+        let available_bytes = available_bytes.saturating_add(own_bytes).min(limit);
+        let mut notices: Vec<Notice> = lossy::notice(settings.lossy, plan).into_iter().collect();
+        notices.extend(scarcity(plan, available_bytes));
+        notices.extend(self.program.notes.iter().cloned().map(Notice::Model));
+        let warnings = self.tokenizer.warnings().iter().map(ToString::to_string);
+        notices.extend(warnings.map(Notice::Tokenizer));
+        notices
     }
 }
 

@@ -39,12 +39,12 @@ impl Draft<'_> {
         if let Ok(found) = self.plan_in_range() {
             return Ok(found);
         }
-        let shortened = self.longest_context(floor, least);
-        self.context = ContextRange::exactly(shortened.unwrap_or(floor));
+        let held = self.context_held(least);
+        self.context = ContextRange::exactly(held.max(floor));
         self.plan_in_range().map_err(|needed_bytes| TooSmall {
             needed_bytes,
             context: floor,
-            context_held: self.longest_context(1, floor).unwrap_or(0),
+            context_held: held,
         })
     }
 
@@ -66,10 +66,7 @@ impl Draft<'_> {
     /// As [`Draft::plan_in_range`], leaving as much to weights as is of use to them.
     fn plan_for_weights(&self) -> Result<(Plan, Shape), u64> {
         let frugal = self.frugal_shape();
-        let needed_bytes = match self.plan_within(0, frugal) {
-            Ok(_) => 0,
-            Err(error) => error.needed_bytes,
-        };
+        let needed_bytes = self.needed_bytes(frugal.context);
         let Some(spare_bytes) = self.budget_bytes.checked_sub(needed_bytes) else {
             return Err(needed_bytes);
         };
@@ -97,7 +94,7 @@ impl Draft<'_> {
         self.plan_within(self.budget_bytes, shape)
     }
 
-    fn plan_within(&self, budget_bytes: u64, shape: Shape) -> Result<Plan, PlanError> {
+    pub(super) fn plan_within(&self, budget_bytes: u64, shape: Shape) -> Result<Plan, PlanError> {
         let inputs = PlanInputs {
             budget_bytes,
             items: self.items(shape),
@@ -115,10 +112,13 @@ impl Draft<'_> {
     pub(super) fn notices(&self, shape: &Shape, wanted: ContextRange) -> Vec<Notice> {
         let mut notices = Vec::new();
         let trained = self.program.hyperparameters.context_length;
-        if shape.context < wanted.expected() {
+        let wished = wanted.expected();
+        if shape.context < wished {
             notices.push(Notice::ContextShortened {
                 context: shape.context,
-                wished: wanted.expected(),
+                wished,
+                held: self.context_held(wanted.most),
+                needed_bytes: self.needed_bytes(wished),
             });
         }
         if shape.context > trained {

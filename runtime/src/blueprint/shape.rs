@@ -138,15 +138,12 @@ impl ContextRange {
         };
         let held = prompt.max(kept);
         let wanted = held.saturating_add(answer.unwrap_or(CONTEXT_MIN));
-        let least = wanted.min(limit);
-        let most = match answer {
-            Some(_) => least.max(CONTEXT_MIN.min(limit)),
-            None => limit,
-        };
+        let least = wanted.clamp(1, limit);
         Self {
             floor: prompt.clamp(1, limit),
             least,
-            most,
+            // A longer one would be of no use to an answer that ends before.
+            most: if answer.is_some() { least } else { limit },
         }
     }
 
@@ -171,7 +168,7 @@ impl Draft<'_> {
             (kv_bytes, footprint.activation_bytes(self.program))
         };
         let (kv_bytes_min, _) = bytes(self.frugal_shape());
-        let context = largest(self.context.least, self.context.most, |context| {
+        let context = largest(self.context.least, self.context.most, STEP, |context| {
             let (kv_bytes, _) = bytes(self.with_chunk(context, CHUNK_MIN));
             kv_bytes <= kv_bytes_min.saturating_add(spare_bytes / KV_SHARE)
         });
@@ -181,7 +178,7 @@ impl Draft<'_> {
             kv_bytes.saturating_add(activation_bytes)
         };
         let least_bytes = of_chunk(CHUNK_MIN);
-        let chunk = largest(CHUNK_MIN, CHUNK_MAX, |chunk| {
+        let chunk = largest(CHUNK_MIN, CHUNK_MAX, STEP, |chunk| {
             of_chunk(chunk) <= least_bytes.saturating_add(spare_bytes / ACTIVATION_SHARE)
         });
         self.with_chunk(context, chunk)
@@ -190,7 +187,9 @@ impl Draft<'_> {
     /// The most generous shape that `fits`, as the smallest one does.
     pub(super) fn largest_shape(&self, spare_bytes: u64, fits: impl Fn(Shape) -> bool) -> Shape {
         let part = |parts: usize| (u128::from(spare_bytes) * parts as u128 / PARTS as u128) as u64;
-        let parts = largest(0, PARTS, |parts| fits(self.generous_shape(part(parts))));
+        let parts = largest(0, PARTS, STEP, |parts| {
+            fits(self.generous_shape(part(parts)))
+        });
         self.generous_shape(part(parts))
     }
 
@@ -202,7 +201,7 @@ impl Draft<'_> {
             footprint.kv_bytes(self.program)
         };
         let bytes_max = bytes(shape.context).saturating_add(free_bytes / KV_SHARE_OF_FREE);
-        let context = largest(shape.context, self.context.most, |context| {
+        let context = largest(shape.context, self.context.most, STEP, |context| {
             bytes(context) <= bytes_max
         });
         Shape { context, ..shape }
@@ -217,19 +216,30 @@ impl Draft<'_> {
         }
     }
 
-    /// The longest context from `least` to `most` that the budget holds; none if it does not
-    /// hold the shortest.
-    pub(super) fn longest_context(&self, least: usize, most: usize) -> Option<usize> {
+    /// The longest context up to `most` that the budget holds; 0 if it holds none. What is said
+    /// of a budget is this number.
+    pub(super) fn context_held(&self, most: usize) -> usize {
         let fits = |context| self.plan_for(self.with_chunk(context, CHUNK_MIN)).is_ok();
-        fits(least).then(|| largest(least, most, fits))
+        match fits(1) {
+            true => largest(1, most, 1, fits),
+            false => 0,
+        }
+    }
+
+    /// The smallest budget that holds a context.
+    pub(super) fn needed_bytes(&self, context: usize) -> u64 {
+        match self.plan_within(0, self.with_chunk(context, CHUNK_MIN)) {
+            Ok(_) => 0,
+            Err(error) => error.needed_bytes,
+        }
     }
 }
 
 /// The largest number from `least` to `most`, in steps, that `fits`; all that are smaller
 /// fit then, and `least` does in any case.
-fn largest(least: usize, most: usize, fits: impl Fn(usize) -> bool) -> usize {
-    let number = |steps: usize| (least + steps * STEP).min(most.max(least));
-    let all = most.saturating_sub(least).div_ceil(STEP);
+fn largest(least: usize, most: usize, step: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let number = |steps: usize| (least + steps * step).min(most.max(least));
+    let all = most.saturating_sub(least).div_ceil(step);
     // So many steps fit, and so many do not.
     let (mut fitting, mut too_many) = (0, all + 1);
     while fitting + 1 < too_many {
@@ -250,12 +260,12 @@ mod tests {
     fn the_largest_number_that_fits_is_found_wherever_it_lies() {
         for most in [8, 9, 16, 100, 512] {
             for limit in 0..600 {
-                let found = largest(8, most, |number| number <= limit);
+                let found = largest(8, most, STEP, |number| number <= limit);
                 let steps = (8..most).step_by(STEP).chain([most]);
                 let expected = steps.filter(|&number| number <= limit).max();
                 assert_eq!(found, expected.unwrap_or(8), "{limit} of {most}");
             }
         }
-        assert_eq!(largest(8, 3, |_| true), 8);
+        assert_eq!(largest(8, 3, STEP, |_| true), 8);
     }
 }

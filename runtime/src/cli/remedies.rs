@@ -48,7 +48,8 @@ pub fn in_options(error: &(dyn StdError + 'static)) -> String {
 /// A notice, with the options that it is about.
 pub fn notice_in_options(notice: &Notice) -> String {
     let options = match notice {
-        Notice::ContextShortened { .. } => return format!("{notice}; -c sets it"),
+        Notice::ContextShortened { context, held, .. } if held <= context => "--ram-budget",
+        Notice::ContextShortened { .. } => "-c",
         Notice::ScarceMemory { .. } => "--ram-budget",
         Notice::Lossy { lossy, .. } => match (lossy.cache_routing, lossy.expert_budget) {
             (Some(_), Some(_)) => "--lossy-cache-routing, --lossy-expert-budget",
@@ -107,7 +108,8 @@ fn of_engine(error: &Error) -> String {
             _ => return error.to_string(),
         },
         Error::Chat(_) => CHAT_TEMPLATE,
-        Error::PromptTooLong { .. } => "-c",
+        Error::PromptTooLong { held: None, .. } => "-c",
+        Error::PromptTooLong { .. } => "--ram-budget, -c",
         Error::Session { source, .. } => match source {
             SessionError::KvType { found, .. } => {
                 return with_options(error, &format!("--kv {}", found.name()));
@@ -209,14 +211,26 @@ mod tests {
 
     #[test]
     fn a_notice_names_the_options_that_it_is_about() {
-        let notice = Notice::ContextShortened {
-            context: 616,
-            wished: 4096,
+        let shortened = |context, held| {
+            notice_in_options(&Notice::ContextShortened {
+                context,
+                wished: 4096,
+                held,
+                needed_bytes: (108 << 20) - 1,
+            })
         };
-        assert_eq!(
-            notice_in_options(&notice),
-            "context of 616 tokens, shortened from 4096 to fit the budget; -c sets it"
-        );
+        let to_keep = " to keep more weights: the budget holds";
+        for (held, reason) in [
+            (
+                616,
+                ": the budget holds no more, and 4096 need 108M (--ram-budget)".to_owned(),
+            ),
+            (993, format!("{to_keep} 993, and 4096 need 108M (-c)")),
+            (5000, format!("{to_keep} 5000 (-c)")),
+        ] {
+            let expected = format!("context of 616 tokens, shortened from 4096{reason}");
+            assert_eq!(shortened(616, held), expected);
+        }
         let lossy = LossyRouting {
             cache_routing: None,
             expert_budget: Some(1),

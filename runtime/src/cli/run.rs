@@ -210,8 +210,7 @@ impl RunOptions {
     /// pipe.
     fn task(&self, form: &PromptForm<'_>) -> anyhow::Result<Task> {
         let options = &self.conversation;
-        // One that cannot be used is refused where it is used.
-        let is_base = matches!(form.chat_templates.source(false), Ok(None));
+        let is_base = form.is_of_base_model();
         let is_asked_for = options.is_asked_for();
         let is_conversation = is_asked_for || !(is_base || options.no_conversation);
         let limit = form.limit;

@@ -98,18 +98,74 @@ fn an_answer_that_the_budget_does_not_hold_is_shortened_and_said_to_be() {
     let blueprint = planned(&model, unasked(24 << 20), 100, Some(900_000)).unwrap();
     assert!(blueprint.context > 512, "{}", blueprint.context);
     assert!(blueprint.plan.total_bytes() <= 24 << 20);
-    let shortened = Notice::ContextShortened {
-        context: blueprint.context,
-        wished: 900_100,
+    let [
+        Notice::ContextShortened {
+            context,
+            wished: 900_100,
+            held,
+            needed_bytes,
+        },
+    ] = blueprint.notices[..]
+    else {
+        panic!("{:?}", blueprint.notices);
     };
-    assert_eq!(blueprint.notices, [shortened]);
-    // A little more does not fit.
+    // It is all that the budget holds: one token more does not fit.
+    assert_eq!((context, held), (blueprint.context, blueprint.context));
     let chosen = Settings {
-        context: Some(blueprint.context + 64),
+        context: Some(held + 1),
         ..unasked(24 << 20)
     };
     let refused = Blueprint::new(&model, chosen).unwrap_err();
     assert!(matches!(refused, Error::BudgetTooSmall { .. }), "{refused}");
+    // In the budget that it says would do, nothing is shortened.
+    let roomy = planned(&model, unasked(needed_bytes), 100, Some(900_000)).unwrap();
+    assert_eq!((roomy.context, &roomy.notices[..]), (900_100, &[][..]));
+}
+
+#[test]
+fn a_short_answer_that_the_budget_holds_is_not_said_to_be_shortened() {
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama().with("llama.context_length", Field::U32(1_000_000));
+    let model = model.write(&folder);
+    for budget_bytes in [13 << 20, 24 << 20, 1 << 30] {
+        let blueprint = planned(&model, unasked(budget_bytes), 30, Some(10)).unwrap();
+        assert_eq!(blueprint.context, 40, "{budget_bytes} bytes");
+        assert_eq!(blueprint.notices, [], "{budget_bytes} bytes");
+    }
+}
+
+#[test]
+fn what_a_budget_holds_is_one_number_whoever_says_it() {
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama().with("llama.context_length", Field::U32(1_000_000));
+    let model = model.write(&folder);
+    let asked = Settings {
+        context: Some(1000),
+        ..unasked(1 << 20)
+    };
+    let Err(Error::BudgetTooSmall { needed_bytes, .. }) = Blueprint::new(&model, asked) else {
+        panic!("a MiB is enough");
+    };
+    let open = Blueprint::new(&model, unasked(needed_bytes)).unwrap();
+    let [Notice::ContextShortened { held, wished, .. }] = open.notices[..] else {
+        panic!("{:?}", open.notices);
+    };
+    assert!((1000..wished).contains(&held), "{held}");
+    assert!(open.context <= held, "{}", open.context);
+    let long = planned(&model, unasked(needed_bytes), 30, Some(900_000)).unwrap();
+    assert_eq!(long.context, held);
+    let too_long = planned(&model, unasked(needed_bytes), 900_000, Some(1)).unwrap_err();
+    assert!(
+        matches!(too_long, Error::BudgetTooSmall { context_held, .. } if context_held == held),
+        "{too_long}"
+    );
+    let beyond = planned(&model, unasked(needed_bytes), 1_000_001, Some(1)).unwrap_err();
+    let told = beyond.to_string();
+    let parts = [
+        "the prompt has 1000001 tokens and the context holds 1000000, of which a RAM budget of ",
+        &format!("M holds {held}; shorten it, or raise the budget and the context"),
+    ];
+    assert!(parts.iter().all(|part| told.contains(part)), "{told}");
 }
 
 #[test]
@@ -136,7 +192,7 @@ fn a_prompt_that_the_budget_does_not_hold_is_refused_with_what_it_holds() {
     );
     // Both are as said.
     planned(&model, unasked(16 << 20), context_held, Some(0)).unwrap();
-    planned(&model, unasked(16 << 20), context_held + 64, Some(0)).unwrap_err();
+    planned(&model, unasked(16 << 20), context_held + 1, Some(0)).unwrap_err();
     planned(&model, unasked(needed_bytes), context, Some(100)).unwrap();
     planned(&model, unasked(needed_bytes - 1), context, Some(100)).unwrap_err();
 }
@@ -164,7 +220,7 @@ fn rotary_factors_depend_on_the_context_that_was_asked_for_alone() {
     let model = long_rope(&folder, 4096, 10_000);
     let context = |answer| planned(&model, unasked(64 << 20), 6, Some(answer)).unwrap();
     // What is taken unasked stays where the factors of short contexts are right.
-    assert_eq!(context(100).context, 512);
+    assert_eq!(context(100).context, 106);
     assert_eq!(context(9000).context, 4096);
     let short = bits(context(100));
     assert_eq!(short, bits(context(9000)));

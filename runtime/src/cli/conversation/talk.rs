@@ -362,7 +362,9 @@ impl Talk {
 /// A prompt that is too long is the whole conversation here.
 fn longer_than(error: Error) -> anyhow::Error {
     match error {
-        Error::PromptTooLong { prompt, context } => anyhow!(
+        Error::PromptTooLong {
+            prompt, context, ..
+        } => anyhow!(
             "the conversation has {prompt} tokens and the context holds {context}; /clear starts over, -c sets a longer context"
         ),
         Error::PromptTooManyBytes { bytes, limit } => anyhow!(
