@@ -8,6 +8,12 @@ use emel_systemd::{Cgroup, Memory};
 /// Part of the available memory that is used when no budget is given, in percent.
 const DEFAULT_PERCENT: u64 = 85;
 
+/// Fewer bytes than that without a unit are meant to have one.
+const BARE_BYTES_MIN: u64 = 1 << 20;
+/// As many GiB are more than machines have: MiB were meant, and with as many of these, KiB.
+const GIBIBYTES_MAX: u64 = 256;
+const MEBIBYTES_MAX: u64 = GIBIBYTES_MAX << 10;
+
 /// How much memory the engine may use.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum RamBudget {
@@ -31,6 +37,14 @@ pub enum BudgetError {
     Syntax {
         /// The text.
         found: String,
+    },
+    /// The text is a number without a unit that no program fits in.
+    #[error("`{found}` is {found} bytes; did you mean {found}{unit}?")]
+    Unit {
+        /// The text.
+        found: String,
+        /// What was probably meant: `K`, `M` or `G`.
+        unit: char,
     },
     /// The machine does not say how much memory it has.
     #[error("cannot find out how much memory is available: {message}; set a RAM budget")]
@@ -82,20 +96,29 @@ impl FromStr for RamBudget {
             return Ok(Self::Automatic);
         }
         if let Some(percent) = text.strip_suffix('%') {
-            let percent: f64 = percent.parse().map_err(|_| syntax())?;
+            let percent: f64 = percent.trim_end().parse().map_err(|_| syntax())?;
             let is_sane = percent.is_finite() && percent > 0.0 && percent <= 1e6;
             return is_sane.then_some(Self::Percent(percent)).ok_or_else(syntax);
         }
-        parse_size(text).map(Self::Bytes).ok_or_else(syntax)
+        let bytes = parse_size(text).ok_or_else(syntax)?;
+        let is_bare = text.ends_with(|end: char| end.is_ascii_digit() || end == '.');
+        if is_bare && bytes < BARE_BYTES_MIN {
+            return Err(BudgetError::Unit {
+                found: text.to_owned(),
+                unit: match bytes {
+                    ..GIBIBYTES_MAX => 'G',
+                    GIBIBYTES_MAX..MEBIBYTES_MAX => 'M',
+                    _ => 'K',
+                },
+            });
+        }
+        Ok(Self::Bytes(bytes))
     }
 }
 
 /// A number of bytes with an optional unit of a power of 1024, as systemd reads it.
-pub(crate) fn parse_size(text: &str) -> Option<u64> {
-    let digits_end = text
-        .find(|character: char| !character.is_ascii_digit() && character != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits_end);
+fn parse_size(text: &str) -> Option<u64> {
+    let (number, unit) = number_and_unit(text)?;
     let shift = match unit.to_ascii_uppercase().as_str() {
         "" | "B" => 0,
         "K" | "KB" | "KIB" => 10,
@@ -104,9 +127,20 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
         "T" | "TB" | "TIB" => 40,
         _ => return None,
     };
-    let bytes = number.parse::<f64>().ok()?
-        * f64::from(1_u32 << shift.min(30))
-        * if shift == 40 { 1024.0 } else { 1.0 };
+    in_bytes(number, (1_u64 << shift) as f64)
+}
+
+/// A number, and what is behind it; there may be spaces between, as in what is printed.
+pub(crate) fn number_and_unit(text: &str) -> Option<(f64, &str)> {
+    let is_digit = |character: char| character.is_ascii_digit() || character == '.';
+    let digits_end = text.find(|it| !is_digit(it)).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits_end);
+    Some((number.parse().ok()?, unit.trim_start_matches(' ')))
+}
+
+/// So many units in whole bytes.
+pub(crate) fn in_bytes(number: f64, unit_bytes: f64) -> Option<u64> {
+    let bytes = number * unit_bytes;
     (bytes >= 1.0 && bytes < 2_f64.powi(63)).then_some(bytes as u64)
 }
 
@@ -142,8 +176,37 @@ mod tests {
         assert_eq!(bytes("64M"), RamBudget::Bytes(64 << 20));
         assert_eq!(bytes("1.5g"), RamBudget::Bytes(3 << 29));
         assert_eq!(bytes("1T"), RamBudget::Bytes(1 << 40));
-        assert_eq!(bytes("4096"), RamBudget::Bytes(4096));
+        assert_eq!(bytes("67108864"), RamBudget::Bytes(64 << 20));
         assert_eq!(bytes("60%"), RamBudget::Percent(60.0));
+        for text in [
+            "8G", "8g", "8GB", "8gb", "8GiB", "8 G", "8 GiB", "8.0 GiB", "8192M",
+        ] {
+            assert_eq!(bytes(text), RamBudget::Bytes(8 << 30), "{text}");
+        }
+        for text in ["64K", "64kB", "64 KiB", "65536B"] {
+            assert_eq!(bytes(text), RamBudget::Bytes(64 << 10), "{text}");
+        }
+        for text in ["60%", "60 %", "60.0%"] {
+            assert_eq!(bytes(text), RamBudget::Percent(60.0), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_small_number_without_a_unit_is_asked_for_one() {
+        for (text, meant) in [
+            ("8", "8G"),
+            ("64.5", "64.5G"),
+            ("512", "512M"),
+            ("8192", "8192M"),
+            ("1000000", "1000000K"),
+        ] {
+            let refused = text.parse::<RamBudget>().unwrap_err().to_string();
+            assert_eq!(
+                refused,
+                format!("`{text}` is {text} bytes; did you mean {meant}?")
+            );
+        }
+        assert_eq!("8B".parse(), Ok(RamBudget::Bytes(8)));
     }
 
     #[test]
@@ -159,6 +222,8 @@ mod tests {
             "1..2M",
             "nan%",
             "1e3M",
+            "8 X",
+            "8G 1M",
             "99999999999T",
         ] {
             assert!(text.parse::<RamBudget>().is_err(), "{text}");

@@ -193,6 +193,15 @@ fn chances(used: usize, miss_share: f64) -> impl Iterator<Item = (usize, f64)> {
     })
 }
 
+/// Tokens per second in two digits, which is what a prediction is worth.
+pub fn rounded(speed: f64) -> String {
+    match speed {
+        9.95.. => format!("{speed:.0}"),
+        0.995.. => format!("{speed:.1}"),
+        _ => format!("{speed:.2}"),
+    }
+}
+
 /// What the drive gives to a blueprint's ring, or else to its slots for experts, if it
 /// streams and the drive has been measured.
 pub fn drive_bytes_per_second(blueprint: &Blueprint) -> Option<f64> {
@@ -253,6 +262,13 @@ mod tests {
     use emel_loader::probe::Point;
 
     use super::*;
+
+    #[test]
+    fn a_speed_has_two_digits() {
+        let speeds = [0.2, 0.994, 0.996, 3.96, 9.94, 9.96, 41.7];
+        let expected = ["0.20", "0.99", "1.0", "4.0", "9.9", "10", "42"];
+        assert_eq!(speeds.map(rounded), expected);
+    }
 
     fn layer(used: usize, computing: f64) -> Layer<'static> {
         let reading = &|misses: usize| misses as f64 * 7e-4;

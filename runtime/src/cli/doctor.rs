@@ -61,12 +61,12 @@ pub struct DoctorOptions {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// What reads the drive: ring, uring, pread or mmap, as for emel-run; auto is the first of
-    /// these that works, which runs stream with. What mmap gives is not kept
+    /// What reads the drive: ring, uring, pread or mmap, as for emel run; auto is the first of
+    /// these that works, as it is for runs that stream. What mmap gives is not kept
     #[arg(long, value_enum, hide_possible_values = true, default_value_t = IoName::Auto)]
     io: IoName,
 
-    /// Print what the drive gives to each ring, too
+    /// Print what the drive gives to each ring of read buffers, too
     #[arg(short, long)]
     verbose: bool,
 
@@ -440,7 +440,7 @@ impl Machine {
             ),
             (
                 "huge pages",
-                self.huge_pages.clone().unwrap_or_else(unknown),
+                self.huge_pages.as_deref().map_or_else(unknown, huge_pages),
             ),
             (
                 "locked memory",
@@ -451,6 +451,17 @@ impl Machine {
             ),
         ]
     }
+}
+
+/// The kernel's word, and what it means here.
+fn huge_pages(chosen: &str) -> String {
+    let meaning = match chosen {
+        "always" => "given to every program",
+        "madvise" => "given to programs that ask, as emel does",
+        "never" => "not given; computing is a little faster with them",
+        _ => return chosen.to_owned(),
+    };
+    format!("{chosen}: {meaning}")
 }
 
 impl machine::CgroupState {
@@ -524,7 +535,11 @@ impl Drive {
         let head = depths.iter().map(|depth| format!("{depth:>6}"));
         let mut lines = vec![(
             "GiB/s",
-            format!("{:>9}{}", "slots", head.collect::<String>()),
+            format!(
+                "{:>9}{} buffers in the ring",
+                "of",
+                head.collect::<String>()
+            ),
         )];
         for size in sizes {
             let cells = depths.iter().map(|&depth| {
@@ -543,7 +558,7 @@ impl Drive {
 
 fn chosen(point: CurvePoint) -> String {
     format!(
-        "a ring of {} slots of {}: {:.2} GiB/s; a plan takes what suits its budget",
+        "a ring of {} read buffers of {}: {:.2} GiB/s; a plan takes what suits its budget",
         point.depth,
         in_binary_units(point.block_bytes),
         in_gibibytes(point.bytes_per_second)

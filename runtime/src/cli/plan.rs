@@ -5,10 +5,10 @@ mod table;
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use emel_loader::plan::{ExpertSlotsPlan, Plan, ROW_SLOTS, held_bytes};
+use emel_loader::plan::{ExpertSlotsPlan, Plan, ROW_SLOTS};
 use serde::Serialize;
 
 use self::bar::Bar;
@@ -17,11 +17,11 @@ use super::ComputingOptions;
 use super::drive::{self, DriveRate};
 use super::remedies::notice_in_options;
 use super::units::{GIBIBYTE, in_gibibytes};
-use crate::blueprint::Blueprint;
+use crate::blueprint::{Blueprint, ExpectedRequest, PromptForm};
 use crate::budget::{RamBudget, in_binary_units};
 use crate::error::Error;
-use crate::prediction::{self, MissShare, Prediction};
-use crate::{SamplerOptions, Settings, cli};
+use crate::prediction::{self, MissShare, Prediction, rounded};
+use crate::{Settings, cli};
 
 /// What is planned for.
 #[derive(Debug, Args)]
@@ -50,8 +50,18 @@ pub struct PlanOptions {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
-    /// What the drive gives, as in 2GiB/s: plans for a machine that is not this one [default:
-    /// what emel doctor has measured here]
+    /// Plan for a conversation, whose template takes memory too: the default for a model that
+    /// has one [short: -cnv]
+    #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
+    conversation: bool,
+
+    /// Plan for a text that is continued as it is, the default for a base model [short:
+    /// -no-cnv]
+    #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
+    no_conversation: bool,
+
+    /// What the drive gives, as in 2GB/s or 2GiB/s: plans for a machine that is not this one
+    /// [default: what emel doctor has measured here]
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     drive: Option<DriveRate>,
 
@@ -121,14 +131,18 @@ struct PlanItem {
 pub fn run(options: &PlanOptions) -> anyhow::Result<()> {
     let mut settings = options.computing.settings(&options.model);
     settings.context = options.ctx_size;
-    settings.sampler = Some(SamplerOptions::default());
-    settings.drive = options.drive.map(DriveRate::curve).or(settings.drive);
+    let assumed = options.drive.as_ref().map(DriveRate::curve);
+    settings.drive = assumed.or(settings.drive);
+    let converses = match (options.conversation, options.no_conversation) {
+        (false, false) => None,
+        (converses, _) => Some(converses),
+    };
     let plan = |&ram_budget: &RamBudget| {
         let settings = Settings {
             ram_budget,
             ..settings.clone()
         };
-        Blueprint::new(&options.model, settings)
+        of_run(&options.model, settings, converses)
     };
     let [budget] = &options.ram_budget[..] else {
         let rows: Result<Vec<Row>, Error> = options
@@ -144,16 +158,44 @@ pub fn run(options: &PlanOptions) -> anyhow::Result<()> {
     let report = PlanReport::of(&blueprint);
     cli::print(&match options.json {
         true => serde_json::to_string_pretty(&report)? + "\n",
-        false => report.text(options.drive)?,
+        false => report.text(options)?,
     })?;
     Ok(())
 }
 
+/// What `emel run` would plan before it knows of any text; unless it is said, it `converses` with
+/// a model that has a chat template.
+///
+/// # Errors
+/// As [`Blueprint::new`].
+pub(super) fn of_run(
+    model: &Path,
+    mut settings: Settings,
+    converses: Option<bool>,
+) -> Result<Blueprint, Error> {
+    settings.sampler.get_or_insert_default();
+    let request = |form: &PromptForm<'_>| -> Result<_, Error> {
+        let expected = ExpectedRequest {
+            prompt: None,
+            renders: converses.unwrap_or(!form.is_of_base_model()),
+            answer_tokens: None,
+            session: None,
+        };
+        Ok((expected, ()))
+    };
+    let (blueprint, (), _) = Blueprint::for_request(model, settings, request)?;
+    Ok(blueprint)
+}
+
 impl PlanReport {
-    fn text(&self, assumed: Option<DriveRate>) -> Result<String, std::fmt::Error> {
+    fn text(&self, options: &PlanOptions) -> Result<String, std::fmt::Error> {
         let mut output = String::new();
         let size = in_binary_units;
-        writeln!(output, "budget    {:>11}", size(self.budget_bytes))?;
+        let origin = match options.ram_budget[..] {
+            [RamBudget::Automatic] => "  85% of what is available; --ram-budget sets it",
+            _ => "",
+        };
+        writeln!(output, "budget    {:>11}{origin}", size(self.budget_bytes))?;
         let characters = match std::io::stdout().is_terminal() {
             true => bar::BLOCKS,
             false => bar::PLAIN,
@@ -163,48 +205,40 @@ impl PlanReport {
             writeln!(output, "{:>21}  {}", size(item.bytes), item.name)?;
         }
         writeln!(output, "planned   {:>11}", size(self.planned_bytes))?;
-        let drive = match assumed {
-            Some(_) => "a drive's",
-            None => "this drive's",
-        };
+        output += &self.outcome(options.drive.as_ref());
+        output.push('\n');
+        if self.predicted_tokens_per_second.is_none() {
+            output += "emel doctor MODEL measures how fast this machine is\n";
+        }
+        Ok(output)
+    }
+
+    /// What is read for each token, and what that allows.
+    fn outcome(&self, assumed: Option<&DriveRate>) -> String {
+        let size = in_binary_units;
+        let read = format!("read      {:>11}  per token", size(self.read_bytes()));
         match &self.experts {
             None if self.streamed_bytes_per_pass == 0 => {
                 let speed = self.predicted_tokens_per_second;
-                let speed = speed.map(|speed| format!(": about {speed:.1} tokens/s"));
-                writeln!(
-                    output,
-                    "the model fits: nothing is read per token{}",
-                    speed.unwrap_or_default()
-                )?;
+                let speed = speed.map(|speed| format!(", about {} tokens/s", rounded(speed)));
+                let speed = speed.unwrap_or_default();
+                format!("the model fits: nothing is read per token{speed}")
             }
-            None => writeln!(
-                output,
-                "read      {:>11}  per token: {}",
-                size(self.read_bytes()),
-                self.speed(drive)
-            )?,
-            Some(experts) if self.read_bytes_if_even(experts) == 0 => writeln!(
-                output,
+            None => format!("{read}: {}", self.speed(assumed)),
+            Some(experts) if self.read_bytes_if_even(experts) == 0 => {
                 "every expert has a slot: once each has been read, nothing is read per token"
-            )?,
+                    .to_owned()
+            }
             Some(experts) => {
                 let (if_so, note) = match experts.learnt_bytes_per_token {
                     Some(_) => ("as earlier runs have gone", ""),
-                    None => (
-                        "if all experts are as likely",
-                        "; less is read, and faster, where some are chosen often",
-                    ),
+                    None => ("if routing is even", "; faster where some are preferred"),
                 };
-                writeln!(
-                    output,
-                    "read      {:>11}  per token {if_so}, {} at most: {}{note}",
-                    size(self.read_bytes()),
-                    size(self.streamed_bytes_per_pass + experts.bytes_per_token),
-                    self.speed(drive)
-                )?;
+                let most = size(self.streamed_bytes_per_pass + experts.bytes_per_token);
+                let speed = self.speed(assumed);
+                format!("{read} {if_so}, {most} at most:\n{:>21}  {speed}{note}", "")
             }
         }
-        Ok(output)
     }
 
     /// Bytes that are read for a token, as far as it is known which experts these are.
@@ -221,31 +255,32 @@ impl PlanReport {
     }
 
     /// What the bytes that are read for each token allow.
-    fn speed(&self, drive: &str) -> String {
-        let (rate, predicted) = (
+    fn speed(&self, assumed: Option<&DriveRate>) -> String {
+        let (drive, allow) = match (assumed, self.drive_bytes_per_second) {
+            (Some(rate), _) => (format!("a drive of {}", rate.text), "allows"),
+            (None, None) => ("a drive of 1 GiB/s".to_owned(), "allows"),
+            (None, Some(rate)) => {
+                let rate = in_gibibytes(rate);
+                (format!("this drive's {rate:.2} GiB/s"), "allow")
+            }
+        };
+        match (
             self.drive_bytes_per_second,
             self.predicted_tokens_per_second,
-        );
-        let allows = |rate: f64| rate / self.read_bytes() as f64;
-        match (rate, predicted) {
-            (Some(rate), Some(predicted)) => format!(
-                "{} {predicted:.1} tokens/s, from {drive} {:.2} GiB/s",
-                if self.is_lower_bound {
+        ) {
+            (Some(_), Some(predicted)) => {
+                let about = if self.is_lower_bound {
                     "at least"
                 } else {
                     "about"
-                },
-                in_gibibytes(rate)
-            ),
+                };
+                format!("{about} {} tokens/s, with {drive}", rounded(predicted))
+            }
             // Earlier runs have missed nothing.
             _ if self.read_bytes() == 0 => "the drive is no limit".to_owned(),
-            (Some(rate), None) => format!(
-                "{drive} {:.2} GiB/s allow {:.1} tokens/s",
-                in_gibibytes(rate),
-                allows(rate)
-            ),
-            (None, _) => {
-                format!("a drive of 1 GiB/s allows {:.1} tokens/s", allows(GIBIBYTE))
+            (rate, _) => {
+                let allowed = rate.unwrap_or(GIBIBYTE) / self.read_bytes() as f64;
+                format!("{drive} {allow} {} tokens/s", rounded(allowed))
             }
         }
     }
@@ -297,9 +332,10 @@ fn plan_items(plan: &Plan) -> Vec<PlanItem> {
         }
     };
     let slot_size = in_binary_units(plan.slot_bytes as u64);
-    let ring = format!("ring ({} slots of {slot_size})", plan.slots);
+    let ring = format!("ring of read buffers ({} slots of {slot_size})", plan.slots);
     add(ring, plan.ring_bytes());
-    add(format!("embedding rows ({ROW_SLOTS})"), plan.row_bytes());
+    let rows = format!("embedding rows ({ROW_SLOTS} at a time)");
+    add(rows, plan.row_bytes());
     if let Some(experts) = &plan.expert_slots {
         let name = format!(
             "experts ({} slots of {}, for {})",
@@ -310,13 +346,22 @@ fn plan_items(plan: &Plan) -> Vec<PlanItem> {
         add(name, experts.bytes());
     }
     if plan.is_mapped {
-        add("weights, mapped".to_owned(), plan.file_bytes);
+        add(
+            "weights: the whole file, mapped".to_owned(),
+            plan.file_bytes,
+        );
     } else {
-        let units: u64 = plan.units.iter().map(held_bytes).sum();
-        let all = in_binary_units(units.max(plan.pinned_bytes()));
-        let name = match plan.expert_slots {
-            Some(_) => format!("weights but experts, pinned of {all}"),
-            None => format!("weights, pinned of {all}"),
+        let kind = match plan.expert_slots {
+            Some(_) => "weights but experts",
+            None => "weights",
+        };
+        // What stays and what is read per token add up.
+        let name = match plan.streamed_bytes() {
+            0 => format!("{kind}, all in memory"),
+            read => {
+                let all = in_binary_units(plan.pinned_bytes() + read);
+                format!("{kind} in memory, of {all}")
+            }
         };
         add(name, plan.pinned_bytes());
     }
@@ -410,20 +455,21 @@ mod tests {
             experts: None,
             shares: Shares::default(),
         };
-        assert_eq!(report.speed("this drive's"), "the drive is no limit");
+        let assumed: DriveRate = "1GiB/s".parse().unwrap();
+        assert_eq!(report.speed(None), "the drive is no limit");
         report.streamed_bytes_per_pass = 1 << 29;
-        let told = report.speed("this drive's");
+        let told = report.speed(None);
         assert_eq!(told, "a drive of 1 GiB/s allows 2.0 tokens/s");
         report.drive_bytes_per_second = Some(f64::from(1 << 30));
-        let told = report.speed("a drive's");
-        assert_eq!(told, "a drive's 1.00 GiB/s allow 2.0 tokens/s");
+        let told = report.speed(Some(&assumed));
+        assert_eq!(told, "a drive of 1GiB/s allows 2.0 tokens/s");
         report.streamed_bytes_per_pass = 0;
-        assert_eq!(report.speed("this drive's"), "the drive is no limit");
+        assert_eq!(report.speed(None), "the drive is no limit");
         report.predicted_tokens_per_second = Some(12.0);
-        let told = report.speed("this drive's");
-        assert!(told.starts_with("about 12.0 tokens/s"));
+        let told = report.speed(None);
+        assert_eq!(told, "about 12 tokens/s, with this drive's 1.00 GiB/s");
         report.is_lower_bound = true;
-        let told = report.speed("this drive's");
-        assert!(told.starts_with("at least 12.0 tokens/s"));
+        let told = report.speed(Some(&assumed));
+        assert_eq!(told, "at least 12 tokens/s, with a drive of 1GiB/s");
     }
 }

@@ -104,11 +104,19 @@ fn samplers_that_make_no_sense_are_named_as_the_command_spells_them() {
 #[test]
 fn budgets_that_are_no_size_are_refused() {
     for size in [
-        "", "lots", "8X", "0", "-1G", "0%", "nan%", "1e400", "inf", "64 M",
+        "", "lots", "8X", "0", "-1G", "0%", "nan%", "1e400", "inf", "64 X",
     ] {
         let option = format!("--ram-budget={size}");
         let output = emel("plan", &llama(), [option]);
         refusal(output, 2, &["--ram-budget", "is not a memory size", "512M"]);
+    }
+    for (size, meant) in [("8", "8G"), ("512", "512M")] {
+        let output = emel_run(&llama(), ["-p", "a", "--ram-budget", size]);
+        refusal(
+            output,
+            2,
+            &["--ram-budget", &format!("did you mean {meant}?")],
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel, llama, result, words};
+use crate::{command, emel, gemma, llama, refusal, result, words};
 
 #[track_caller]
 fn doctor(path: &Path) -> Value {
@@ -99,18 +99,34 @@ fn the_verdict_comes_first_and_is_about_the_model_and_the_budget() {
     };
     let verdict = first(&llama(), "--ram-budget 64M");
     let (told, rest) = verdict.split_once("about ").unwrap();
-    assert_eq!(told, "the drive is not measured (see below): ");
+    assert_eq!(told, "this model fits in 64.0 MiB: ");
     assert!(
-        rest.ends_with("tokens/s with this model, which fits in 64.0 MiB"),
+        rest.ends_with(" tokens/s; the drive does not matter"),
         "{verdict}"
     );
     let verdict = first(&llama(), "--ram-budget 1M");
-    assert!(verdict.contains("this model does not run: "), "{verdict}");
+    assert!(
+        verdict.starts_with("this model does not run: "),
+        "{verdict}"
+    );
     let empty = TempDir::new().unwrap();
     let verdict = first(empty.path(), "--ram-budget 8G");
-    let expected = "the drive is not measured (see below): a model of 8B (4.5 GiB) fits in 8.0 \
-                    GiB, a dense model of 30B (16.9 GiB) in 8.0 GiB reads 9.9 GiB for each token";
+    let expected = "in 8.0 GiB, a model of 8B parameters (4.5 GiB in Q4_K_M) fits, and a dense \
+                    model of 30B parameters (16.9 GiB in Q4_K_M) reads 9.9 GiB for each token; \
+                    the drive is not measured (see below)";
     assert_eq!(verdict, expected);
+}
+
+#[test]
+fn the_smallest_budget_is_the_one_that_a_plan_names() {
+    let smallest = |told: &str| {
+        let (_, rest) = told.split_once("smallest that works is ").unwrap();
+        rest.split_once(';').unwrap().0.to_owned()
+    };
+    let verdict = result(emel("doctor", &gemma(), words("--ram-budget 1M")));
+    let planned = emel("plan", &gemma(), words("--ram-budget 1M"));
+    let planned = refusal(planned, 1, &["too small"]);
+    assert_eq!(smallest(&verdict), smallest(&planned));
 }
 
 #[test]
@@ -130,7 +146,8 @@ fn without_a_model_the_verdict_is_about_what_was_measured_before() {
     );
     let verdict = text.lines().next().unwrap();
     assert!(
-        verdict.starts_with("2.0 GiB/s: a dense model of 8B (4.5 GiB) in 4.0 GiB makes 2.0"),
+        verdict.contains("of 8B parameters (4.5 GiB in Q4_K_M) makes 2.0 tokens/s at most")
+            && verdict.ends_with("; the drive gives 2.0 GiB/s"),
         "{verdict}"
     );
 }
@@ -245,13 +262,13 @@ fn cache_with(model: &Path, curve: &str) -> TempDir {
 fn plan(model: &Path, cache: &Path, budget: &str) -> std::process::Output {
     let mut command = command("emel");
     command.arg("plan").arg(model).env("XDG_CACHE_HOME", cache);
-    let arguments = words("-t 2 --io pread -c 64 --ram-budget");
+    let arguments = words("-t 2 --io pread -c 64 -no-cnv --ram-budget");
     command.args(arguments).arg(budget).output().unwrap()
 }
 
 /// A budget that the small model streams in, on two threads.
 fn streaming_budget(model: &Path) -> String {
-    let output = plan(model, Path::new("/dev/null"), "1");
+    let output = plan(model, Path::new("/dev/null"), "1M");
     let message = String::from_utf8(output.stderr).unwrap();
     let (_, rest) = message.split_once("smallest that works is ").unwrap();
     let mebibytes: u64 = rest.split_once('M').unwrap().0.parse().unwrap();
@@ -330,9 +347,11 @@ fn what_doctor_measures_is_kept_and_predicts() {
     };
     let (plain, verbose) = (text(""), text("-v"));
     let verdict = plain.lines().next().unwrap();
-    assert!(verdict.contains(" GiB/s: about "), "{verdict}");
+    let told = "this model does not fit in 64.0 MiB and runs all the same: about ";
+    assert!(verdict.starts_with(told), "{verdict}");
     assert!(
-        verdict.ends_with(" tokens/s with this model in 64.0 MiB"),
+        verdict.contains(" MiB for each token, and the drive gives ")
+            && verdict.ends_with(" GiB/s"),
         "{verdict}"
     );
     assert!(!plain.contains("\nGiB/s "), "{plain}");

@@ -17,7 +17,8 @@ pub(crate) fn mixture() -> PathBuf {
 pub(crate) fn budget_with_slots() -> String {
     let plan = |budget: u64| {
         let budget = budget.to_string();
-        let arguments = words("-c 64 --io pread --json --ram-budget").chain([budget.as_str()]);
+        let arguments =
+            words("-c 64 --io pread --json -no-cnv --ram-budget").chain([budget.as_str()]);
         let output = emel("plan", &mixture(), arguments);
         let plan: Option<Value> = serde_json::from_slice(&output.stdout).ok();
         plan.filter(|plan| !plan["experts"].is_null())

@@ -86,7 +86,7 @@ fn several_budgets_are_a_table_and_a_list_of_plans_in_json() {
         rows[4].contains("1.0 GiB") && rows[4].contains(" 0 bytes "),
         "{text}"
     );
-    assert!(text.contains("tokens/s: a drive of 2.00 GiB/s\n"), "{text}");
+    assert!(text.contains("tokens/s: a drive of 2GiB/s\n"), "{text}");
     assert!(
         text.contains("this machine's processor, as measured"),
         "{text}"
@@ -121,12 +121,69 @@ fn a_table_without_measurements_says_what_it_assumes() {
     };
     let text = result(plan(&model, "--ram-budget 64M,1G"));
     assert!(text.contains("<= "), "{text}");
+    assert!(text.lines().nth(2).unwrap().ends_with("  fits"), "{text}");
     assert!(
         text.contains("a drive of 1 GiB/s (--drive assumes another)"),
         "{text}"
     );
-    let single = result(plan(&model, "--ram-budget 64M --drive 500M/s"));
-    assert!(single.contains("a drive's 0.49 GiB/s allow "), "{single}");
+    let single = result(plan(&model, "--ram-budget 64M --drive 500MB/s"));
+    assert!(single.contains("a drive of 500MB/s allows "), "{single}");
+}
+
+#[test]
+fn what_stays_and_what_is_read_are_all_weights() {
+    let Some(model) = real_model(SMOLLM2) else {
+        return;
+    };
+    let text = result(plan(&model, "--ram-budget 64M"));
+    let before = |marker: &str| {
+        let (before, _) = text.split_once(marker).unwrap_or_else(|| panic!("{text}"));
+        let number = before.split_whitespace().next_back().unwrap();
+        number.parse::<f64>().unwrap()
+    };
+    let (stay, read) = (
+        before(" MiB  weights in memory, of "),
+        before(" MiB  per token"),
+    );
+    let all = before(" MiB\nplanned");
+    assert!((stay + read - all).abs() < 0.11, "{text}");
+}
+
+#[test]
+fn a_plan_is_that_of_the_run_with_the_template_of_a_conversation() {
+    let Some(model) = real_model(SMOLLM2) else {
+        return;
+    };
+    let json = |options: &str| -> Value {
+        let output = plan(&model, &format!("--ram-budget 1G --json {options}"));
+        serde_json::from_str(&result(output)).unwrap()
+    };
+    let counts_template = |options: &str| {
+        let plan = json(options);
+        let items = plan["items"].as_array().unwrap();
+        items.iter().any(|item| item["name"] == "chat template")
+    };
+    assert!(counts_template("") && counts_template("-no-cnv -cnv"));
+    assert!(!counts_template("-no-cnv"));
+    // What a plan names as the smallest budget is what a run needs, and says so too.
+    for (conversation, of_run) in [("", "-cnv"), ("-no-cnv", "")] {
+        let planned = plan(&model, &format!("-c 64 --ram-budget 1M {conversation}"));
+        let message = refusal(planned, 1, &["smallest that works is "]);
+        let (_, rest) = message.split_once("smallest that works is ").unwrap();
+        let smallest: u64 = rest.split_once('M').unwrap().0.parse().unwrap();
+        let run = |mebibytes: u64| {
+            let mut run = command("emel-run");
+            run.arg(&model).args(words("-c 64 -p hi -n 1 --ram-budget"));
+            run.arg(format!("{mebibytes}M")).args(words(of_run));
+            run.output().unwrap()
+        };
+        result(run(smallest));
+        refusal(
+            run(smallest - 1),
+            1,
+            &[&format!("that works is {smallest}M")],
+        );
+    }
 }
 
 #[test]
@@ -139,7 +196,7 @@ fn a_mixture_has_a_row_as_well() {
 #[test]
 fn a_model_that_fits_has_the_speed_of_the_processor() {
     let text = result(plan_with_rates(&llama(), &["F32"], "--ram-budget 64M"));
-    let told = "the model fits: nothing is read per token: about ";
+    let told = "the model fits: nothing is read per token, about ";
     assert!(text.contains(told), "{text}");
 }
 
@@ -154,8 +211,10 @@ fn budgets_that_are_all_too_small_are_an_error() {
 
 #[test]
 fn rates_that_are_none_are_refused() {
-    for rate in ["", "fast", "0", "-1G", "2X/s", "1G/m"] {
+    for rate in ["", "fast", "0GB/s", "-1G", "2X/s", "1G/m"] {
         let output = emel("plan", &llama(), ["--drive", rate]);
         refusal(output, 2, &["--drive", "is not a drive's rate", "2GiB/s"]);
     }
+    let output = emel("plan", &llama(), ["--drive", "2"]);
+    refusal(output, 2, &["--drive", "2 what? for example 2GB/s"]);
 }

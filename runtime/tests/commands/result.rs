@@ -183,7 +183,11 @@ fn logits_are_a_numpy_file_of_the_same_bytes_however_they_are_computed() {
         );
         assert!(header.contains(&format!("(8, {})", floats / 8)), "{header}");
 
-        let smallest = emel("plan", &model, words("-c 8 --io pread --ram-budget 1M"));
+        let smallest = emel(
+            "plan",
+            &model,
+            words("-c 8 --io pread -no-cnv --ram-budget 1M"),
+        );
         let message = String::from_utf8(smallest.stderr).unwrap();
         let (_, rest) = message.split_once("smallest that works is ").unwrap();
         let (smallest, _) = rest.split_once(';').unwrap();
@@ -215,7 +219,7 @@ fn has_uring() -> bool {
 fn a_plan_in_json_adds_up() {
     for options in [
         "--ram-budget 64M",
-        "--ram-budget 13M --io pread",
+        "--ram-budget 13M --io pread -no-cnv",
         "-c 64 --ram-budget 50%",
     ] {
         let output = emel("plan", &llama(), words(options).chain(["--json"]));

@@ -7,10 +7,11 @@ use serde::Serialize;
 use super::Drive;
 use crate::blueprint::{Blueprint, Settings};
 use crate::budget::in_binary_units;
+use crate::cli::plan;
 use crate::cli::remedies::in_options;
 use crate::cli::units::in_gibibytes;
 use crate::measurements::ComputeRates;
-use crate::prediction::{self, MissShare, Prediction};
+use crate::prediction::{self, MissShare, Prediction, rounded};
 
 /// Usual sizes of models, in billions of parameters.
 const USUAL_SIZES: [u64; 2] = [8, 30];
@@ -45,11 +46,10 @@ impl Verdict {
                 tokens_per_second: None,
             };
         };
-        let planned = Blueprint::new(model, settings);
+        let planned = plan::of_run(model, settings, None);
         let (text, rate, tokens_per_second) = match &planned {
             Err(error) => {
-                let (rate_text, problem) = (rate_text(rate, drive), in_options(error));
-                let text = format!("{rate_text}this model does not run: {problem}");
+                let text = format!("this model does not run: {}", in_options(error));
                 (text, rate, None)
             }
             Ok(blueprint) => {
@@ -66,12 +66,12 @@ impl Verdict {
     }
 }
 
-/// The drive's rate, or why there is none, up to what follows from it.
+/// The drive's rate, or why there is none.
 fn rate_text(rate: Option<f64>, drive: &Drive) -> String {
     match (rate, &drive.problem) {
-        (Some(rate), _) => format!("{:.1} GiB/s: ", in_gibibytes(rate)),
-        (None, Some(_)) => "the drive is not measured (see below): ".to_owned(),
-        (None, None) => "the drive was too busy to be measured: ".to_owned(),
+        (Some(rate), _) => format!("the drive gives {:.1} GiB/s", in_gibibytes(rate)),
+        (None, Some(_)) => "the drive is not measured (see below)".to_owned(),
+        (None, None) => "the drive was too busy to be measured".to_owned(),
     }
 }
 
@@ -92,53 +92,51 @@ fn of_model(
         Some(MissShare::Even(share)) if share > 0.0 => "at least",
         _ => "about",
     };
-    let tokens = speed.map(|speed| format!("{about} {} tokens/s with this model", rounded(speed)));
+    let tokens = speed.map(|speed| format!(": {about} {} tokens/s", rounded(speed)));
+    let tokens = tokens.unwrap_or_default();
     let budget = in_binary_units(plan.budget_bytes);
-    let head = rate_text(rate, drive);
-    let text = match (plan.streams(), tokens) {
-        (false, Some(tokens)) => format!("{head}{tokens}, which fits in {budget}"),
-        (false, None) => format!("{head}this model fits in {budget}"),
-        (true, Some(tokens)) => format!("{head}{tokens} in {budget}"),
-        (true, None) => {
-            let streamed = in_binary_units(plan.streamed_bytes());
-            format!("{head}this model reads {streamed} for each token in {budget}")
-        }
-    };
+    if !plan.streams() {
+        let text = format!("this model fits in {budget}{tokens}; the drive does not matter");
+        return (text, speed);
+    }
+    let of_experts = plan.expert_slots.as_ref().map_or(0, |experts| {
+        let share = misses.map_or(0.0, MissShare::value);
+        (share * experts.bytes_per_token() as f64) as u64
+    });
+    let read = in_binary_units(plan.streamed_bytes() + of_experts);
+    let rate = rate_text(rate, drive);
+    let text = format!(
+        "this model does not fit in {budget} and runs all the same{tokens}; it reads {read} for each token, and {rate}"
+    );
     (text, speed)
 }
 
 fn of_usual_models(rate: Option<f64>, budget_bytes: Option<u64>, drive: &Drive) -> String {
-    let head = rate_text(rate, drive);
+    let rate_text = rate_text(rate, drive);
     let Some(budget_bytes) = budget_bytes else {
-        return format!("{head}the memory that is available is not known");
+        return format!("the memory that is available is not known; {rate_text}");
     };
     let budget = in_binary_units(budget_bytes);
     let for_weights = budget_bytes - budget_bytes / OTHER_SHARE;
     let models = USUAL_SIZES.map(|billions| {
         let bytes = billions * BYTES_OF_BILLION;
-        let size = in_binary_units(bytes);
+        let model = format!(
+            "model of {billions}B parameters ({} in Q4_K_M)",
+            in_binary_units(bytes)
+        );
         match (bytes.checked_sub(for_weights).filter(|&it| it > 0), rate) {
-            (None, _) => format!("a model of {billions}B ({size}) fits in {budget}"),
+            (None, _) => format!("a {model} fits"),
             (Some(read), Some(rate)) => format!(
-                "a dense model of {billions}B ({size}) in {budget} makes {} tokens/s at most",
+                "a dense {model} makes {} tokens/s at most",
                 rounded(rate / read as f64)
             ),
             (Some(read), None) => format!(
-                "a dense model of {billions}B ({size}) in {budget} reads {} for each token",
+                "a dense {model} reads {} for each token",
                 in_binary_units(read)
             ),
         }
     });
-    head + &models.join(", ")
-}
-
-/// Two digits, which is what a prediction is worth.
-fn rounded(speed: f64) -> String {
-    match speed {
-        10.0.. => format!("{speed:.0}"),
-        1.0.. => format!("{speed:.1}"),
-        _ => format!("{speed:.2}"),
-    }
+    format!("in {budget}, {}; {rate_text}", models.join(", and "))
 }
 
 #[cfg(test)]
@@ -150,18 +148,14 @@ mod tests {
         let drive = Drive::default();
         let told = of_usual_models(Some(2.0 * 1024.0_f64.powi(3)), Some(8 << 30), &drive);
         // 18.19e9 bytes, of which 7 GiB stay.
-        let expected = "2.0 GiB/s: a model of 8B (4.5 GiB) fits in 8.0 GiB, a dense model of 30B \
-                        (16.9 GiB) in 8.0 GiB makes 0.20 tokens/s at most";
+        let expected = "in 8.0 GiB, a model of 8B parameters (4.5 GiB in Q4_K_M) fits, and a dense \
+                        model of 30B parameters (16.9 GiB in Q4_K_M) makes 0.20 tokens/s at most; \
+                        the drive gives 2.0 GiB/s";
         assert_eq!(told, expected);
         let told = of_usual_models(None, Some(4 << 30), &drive);
         assert!(
-            told.contains("of 8B (4.5 GiB) in 4.0 GiB reads 1.0 GiB for each token"),
+            told.contains("of 8B parameters (4.5 GiB in Q4_K_M) reads 1.0 GiB for each token"),
             "{told}"
         );
-    }
-
-    #[test]
-    fn a_speed_has_two_digits() {
-        assert_eq!([0.2, 3.96, 41.7].map(rounded), ["0.20", "4.0", "42"]);
     }
 }

@@ -9,8 +9,9 @@ use crate::blueprint::Blueprint;
 use crate::budget::in_binary_units;
 use crate::cli;
 use crate::cli::remedies::in_options;
-use crate::cli::units::{GIBIBYTE, in_gibibytes};
+use crate::cli::units::GIBIBYTE;
 use crate::error::Error;
+use crate::prediction::rounded;
 
 /// A budget with its plan, or with what is wrong with it.
 #[derive(Serialize)]
@@ -78,10 +79,10 @@ impl PlanReport {
     fn speed_cell(&self) -> String {
         let rate = self.drive_bytes_per_second.unwrap_or(GIBIBYTE);
         match self.predicted_tokens_per_second {
-            Some(speed) if self.is_lower_bound => format!(">= {speed:.1}"),
-            Some(speed) => format!("{speed:.1}"),
-            None if self.read_bytes() == 0 => "-".to_owned(),
-            None => format!("<= {:.1}", rate / self.read_bytes() as f64),
+            Some(speed) if self.is_lower_bound => format!(">= {}", rounded(speed)),
+            Some(speed) => rounded(speed),
+            None if self.read_bytes() == 0 => "fits".to_owned(),
+            None => format!("<= {}", rounded(rate / self.read_bytes() as f64)),
         }
     }
 }
@@ -125,11 +126,8 @@ pub(super) fn print(mut rows: Vec<Row>, options: &PlanOptions) -> anyhow::Result
 /// What the column of tokens per second is about.
 fn assumptions(reports: &[&PlanReport], options: &PlanOptions) -> String {
     let is_known = |report: &&PlanReport| report.drive_bytes_per_second.is_some();
-    let drive = match options.drive {
-        Some(rate) => format!(
-            "a drive of {:.2} GiB/s",
-            in_gibibytes(rate.bytes_per_second)
-        ),
+    let drive = match &options.drive {
+        Some(rate) => format!("a drive of {}", rate.text),
         None if reports.iter().any(is_known) => "this drive, as measured".to_owned(),
         None => "a drive of 1 GiB/s (--drive assumes another)".to_owned(),
     };
@@ -137,7 +135,9 @@ fn assumptions(reports: &[&PlanReport], options: &PlanOptions) -> String {
     let predicted = |report: &&PlanReport| report.predicted_tokens_per_second.is_some();
     lines.push(match reports.iter().all(predicted) {
         true => "          and this machine's processor, as measured".to_owned(),
-        false => "          <= is what the drive allows; emel doctor measures the rest".to_owned(),
+        false => {
+            "          <= is what the drive allows; emel doctor MODEL measures the rest".to_owned()
+        }
     });
     let is_lower_bound = |report: &&PlanReport| report.is_lower_bound && predicted(report);
     if reports.iter().any(is_lower_bound) {
