@@ -1,7 +1,7 @@
 //! A blueprint: everything that is decided about a model before memory is allocated.
 //!
 //! From the file and the settings to the program, the tokenizer and the plan. `emel
-//! plan` prints it; the engine builds it.
+//! plan` prints it; `open.rs` builds an engine of it.
 //!
 //! | module | decides |
 //! |---|---|
@@ -20,7 +20,6 @@ mod shape;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
 use emel_loader::plan::{Plan, PlanInputs};
 use emel_loader::probe::Curve;
@@ -36,14 +35,11 @@ use emel_model::tokenizer::Tokenizer;
 use self::contents::Contents;
 pub use self::settings::{Io, Settings};
 use self::shape::{RequestTokens, Shape, context_rotated};
-use crate::budget::available_bytes;
 use crate::error::Error;
-use crate::experts::MixtureShape;
-use crate::experts::heat::{self, Heat};
 use crate::lossy;
 use crate::notice::{Notice, NoticeListener};
 use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
-use crate::session::{self, Identity, SessionKind};
+use crate::session;
 
 /// A model, understood and planned.
 #[derive(Debug)]
@@ -196,27 +192,6 @@ impl Blueprint {
         Ok((contents.plan(path, settings, tokens)?, besides, ids))
     }
 
-    /// A budget may be more than the machine has; the plan is made for it all the same.
-    /// Memory that the system would refuse later, where the process aborts, is asked
-    /// for once and given back untouched. [`crate::Engine::start`] begins with it.
-    ///
-    /// # Errors
-    /// When the system refuses it.
-    pub fn check_memory(&self) -> Result<(), Error> {
-        let plan = &self.plan;
-        let mapped_bytes = if plan.is_mapped { plan.file_bytes } else { 0 };
-        let planned_bytes = plan.total_bytes();
-        let allocated = usize::try_from(planned_bytes - mapped_bytes).unwrap_or(usize::MAX);
-        match Vec::<u8>::new().try_reserve_exact(allocated) {
-            Ok(()) => Ok(()),
-            Err(_) => Err(Error::Memory {
-                path: self.path.clone(),
-                planned_bytes,
-                available_bytes: available_bytes().unwrap_or(u64::MAX),
-            }),
-        }
-    }
-
     /// The token ids of a prompt, checked as the engine will check them, so that a
     /// prompt that cannot be answered is refused before any weights are read.
     ///
@@ -246,56 +221,6 @@ impl Blueprint {
         sampler.check()?;
         let tokens = self.tokenizer.vocabulary_size();
         check_biases(sampler, tokens, self.program.vocabulary())
-    }
-
-    /// Checks, before any weights are read, that a session can be kept at `path`, and, if
-    /// there is one, that it can be restored, as far as its beginning tells.
-    ///
-    /// # Errors
-    /// When the folder takes no files, or the file is no session, or one of another model,
-    /// KV type or version, or is longer than the context.
-    pub fn check_session(&self, path: &Path) -> Result<(), Error> {
-        let paths = self.catalog.files().iter().map(|file| file.path.as_path());
-        let files = Arc::new(OpenFiles::open(paths, false)?);
-        let check = || {
-            let vocabulary = self.tokenizer.vocabulary_size();
-            let identity = Identity::new(&self.catalog, vocabulary, files).get()?;
-            let identity = *self.identity.get_or_init(|| identity);
-            let kind = SessionKind {
-                identity,
-                kv_type: self.settings.kv_type,
-                long_factors: self.long_factors(),
-                is_lossy: self.settings.lossy.is_on(),
-            };
-            kind.check(path, self.context)
-        };
-        check().map_err(|source| Error::session(path, source))
-    }
-
-    /// Tells the model from others: a hash of what its header says, and of samples of its
-    /// weights.
-    ///
-    /// # Errors
-    /// When its files cannot be read.
-    pub fn identity(&self) -> Result<u64, Error> {
-        let paths = self.catalog.files().iter().map(|file| file.path.as_path());
-        let files = Arc::new(OpenFiles::open(paths, false)?);
-        let vocabulary = self.tokenizer.vocabulary_size();
-        Ok(Identity::new(&self.catalog, vocabulary, files).get()?)
-    }
-
-    /// What earlier runs have learnt about the model's experts and left beside it.
-    ///
-    /// # Errors
-    /// When it cannot be used, in words.
-    pub fn learnt(&self) -> Result<Option<Heat>, String> {
-        let path = heat::place(&self.path);
-        if !path.exists() {
-            return Ok(None);
-        }
-        let identity = self.identity().map_err(|error| error.to_string())?;
-        let shape = MixtureShape::of(&self.program);
-        Heat::load(&path, identity, shape).map_err(|error| error.to_string())
     }
 
     /// As [`Program::long_factors`], for the context that the forward pass rotates by.

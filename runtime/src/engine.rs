@@ -25,8 +25,8 @@ use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
 use crate::job::{Evaluation, Generation, Job, SessionJob, SessionTask, Tracing};
 use crate::notice::{Notice, NoticeListener};
+use crate::open;
 use crate::request::{Prompt, PromptLimits, Request, TextLimit, check_biases};
-use crate::scheduler;
 use crate::stream::TokenStream;
 
 /// Requests that may wait for their turn before [`Engine::generate`] waits itself.
@@ -109,7 +109,7 @@ impl Engine {
         let (started, start) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("emel-engine".to_owned())
-            .spawn(move || scheduler::run(plan, progress, started, job_queue))
+            .spawn(move || open::run(plan, progress, started, job_queue))
             .map_err(|error| Error::thread(&error))?;
         let description = start.await.map_err(|_| Error::Stopped)??;
         Ok(Self {

@@ -33,6 +33,7 @@ mod lossy;
 pub mod measurements;
 mod meter;
 mod notice;
+mod open;
 pub mod prediction;
 mod request;
 mod scheduler;

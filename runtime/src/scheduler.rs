@@ -1,224 +1,33 @@
-//! The engine's thread: takes requests in turn and runs their passes.
+//! What the engine's thread does: takes requests in turn and runs their passes.
 
 use std::future::{Future, poll_fn};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use emel_loader::files::OpenFiles;
-use emel_loader::reader::Backend;
 use emel_loader::trace::{Activity, Subject, Trace};
-use emel_loader::weights::{Pass, WeightsError};
+use emel_loader::weights::Pass;
 use emel_model::forward::Batch;
 use emel_model::kv_cache::KvType;
 use emel_model::sampler::{Breakers, Sampler, SamplerOptions, Stage};
 use emel_model::tokenizer::{DecodeOptions, Detokenizer, Tokenizer};
-use emel_systemd::MemoryWatch;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::blueprint::{Blueprint, Io};
-use crate::budget::RamBudget;
-use crate::engine::Description;
+use crate::blueprint::Blueprint;
 use crate::error::Error;
 use crate::experts::heat_file::HeatFile;
 use crate::generator::{Generator, PassEnd};
 use crate::job::{Evaluation, Generation, Job, SessionTask, Tracing};
-use crate::live_budget::{LiveBudget, POLL_INTERVAL};
+use crate::live_budget::POLL_INTERVAL;
 use crate::meter::{self, Counts, FixedUsage, Meter};
-use crate::notice::Notice;
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Dropped, Event, EventSender, Token};
 use crate::usage::Usage;
 
 /// Between two reports of a prompt's progress within a pass.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Plans and builds the engine, says so through `started`, and serves jobs until none can come.
-pub(crate) fn run(
-    plan: impl FnOnce() -> Result<Blueprint, Error>,
-    progress: impl FnMut(u64, u64),
-    mut started: oneshot::Sender<Result<Description, Error>>,
-    jobs: mpsc::Receiver<Job>,
-) {
-    // Only a thread to park and wake, by a clock too: the reader has a runtime of its own.
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let _ = started.send(Err(Error::thread(&error)));
-            return;
-        }
-    };
-    let mut blueprint = match plan() {
-        Ok(blueprint) => blueprint,
-        Err(error) => {
-            let _ = started.send(Err(error));
-            return;
-        }
-    };
-    runtime.block_on(async {
-        let mut building = pin!(build(&mut blueprint, progress));
-        let built = poll_fn(|context| {
-            // Nobody waits for the engine any more.
-            if started.poll_closed(context).is_ready() {
-                return Poll::Ready(Err(Error::Stopped));
-            }
-            building.as_mut().poll(context)
-        });
-        match built.await {
-            Err(error) => drop(started.send(Err(error))),
-            Ok((scheduler, description)) => {
-                if started.send(Ok(description)).is_ok() {
-                    scheduler.serve(jobs).await;
-                }
-            }
-        }
-    });
-}
-
-async fn build(
-    blueprint: &mut Blueprint,
-    mut progress: impl FnMut(u64, u64),
-) -> Result<(Scheduler, Description), Error> {
-    let total = blueprint.plan.pinned_bytes();
-    let mut on_bytes = |bytes| progress(bytes, total);
-    let listener = std::mem::take(&mut blueprint.listener);
-    let mut notices = std::mem::take(&mut blueprint.notices);
-    // Before anything is loaded, which may fail for what they say.
-    notices.iter().for_each(|notice| listener.tell(notice));
-    let mut on_notice = |notice| {
-        listener.tell(&notice);
-        notices.push(notice);
-    };
-    let candidates = candidates(blueprint);
-    blueprint.check_memory()?;
-    let with_buffers = candidates[0].needs_buffers();
-    let mut files = OpenFiles::open_model(blueprint.catalog.files(), with_buffers)?;
-    if let Some(faults) = blueprint.faults.take() {
-        files = files.with_faults(faults);
-    }
-    let files = Arc::new(files);
-    let Loaded {
-        mut generator,
-        backend,
-        io_reason,
-        fallback,
-    } = load(blueprint, &files, candidates, &mut on_bytes).await?;
-    fallback.into_iter().for_each(&mut on_notice);
-    let heat = HeatFile::new(blueprint, &listener, &mut generator, &mut on_notice);
-    if backend.needs_buffers() && !files.all_direct() {
-        on_notice(Notice::NoDirectIo);
-    }
-    generator.follow(LiveBudget::new(
-        &blueprint.plan,
-        generator.weights(),
-        MemoryWatch::own(),
-        blueprint.settings.ram_budget == RamBudget::Automatic,
-        listener.clone(),
-    ));
-    let tokenizer = Arc::clone(&blueprint.tokenizer);
-    let description = Description {
-        tokenizer: Arc::clone(&tokenizer),
-        #[cfg(feature = "chat")]
-        chat_templates: blueprint.chat_templates.clone(),
-        context: blueprint.context,
-        vocabulary: blueprint.program.vocabulary(),
-        text_limit: blueprint.text_limit(),
-        backend,
-        keeps_heat: heat.is_some(),
-        notices,
-    };
-    let scheduler = Scheduler {
-        tokenizer,
-        context: blueprint.context,
-        chunk: blueprint.chunk,
-        logit_tokens: blueprint.logit_tokens,
-        vocabulary: blueprint.program.vocabulary(),
-        sampler_bytes: blueprint.sampler_bytes,
-        last_breakers: None,
-        kv_type: blueprint.settings.kv_type,
-        long_factors: blueprint.long_factors(),
-        is_lossy: blueprint.settings.lossy.is_on(),
-        fixed: FixedUsage::new(blueprint, (backend, io_reason), &files, &generator),
-        identity: Identity::new(
-            &blueprint.catalog,
-            blueprint.tokenizer.vocabulary_size(),
-            files,
-        )
-        .known(blueprint.identity.get().copied()),
-        generator,
-        sampling: Duration::ZERO,
-        trace: blueprint.trace.clone(),
-        heat,
-    };
-    Ok((scheduler, description))
-}
-
-/// A generator and its reader.
-struct Loaded {
-    generator: Generator,
-    backend: Backend,
-    io_reason: String,
-    /// What the system said to a faster reader, and what to do about it.
-    fallback: Option<Notice>,
-}
-
-/// Loads through the first of `candidates` that the system does not refuse.
-async fn load(
-    blueprint: &Blueprint,
-    files: &Arc<OpenFiles>,
-    candidates: &[Backend],
-    on_bytes: &mut impl FnMut(u64),
-) -> Result<Loaded, Error> {
-    let mut refused = Vec::new();
-    let (built, backend) = loop {
-        let backend = candidates[refused.len()];
-        match Generator::build(blueprint, files, backend, on_bytes).await {
-            Err(Error::Weights {
-                source: WeightsError::Reader { source, .. },
-                ..
-            }) if refused.len() + 1 < candidates.len() => refused.push(source),
-            built => break (built, backend),
-        }
-    };
-    let refusal = refused.last().map(ToString::to_string);
-    let io_reason = blueprint.settings.io.reason(backend, refusal.as_deref());
-    let fallback = refused.last().map(|error| Notice::SlowerReader {
-        backend: backend.name(),
-        reason: io_reason.clone(),
-        remedy: candidates[refused.len() - 1].remedy(error),
-    });
-    match (built, fallback) {
-        (Ok(generator), fallback) => Ok(Loaded {
-            generator,
-            backend,
-            io_reason,
-            fallback,
-        }),
-        (Err(source), Some(notice)) => Err(Error::Fallback {
-            source: Box::new(source),
-            notice: Box::new(notice),
-        }),
-        (Err(source), None) => Err(source),
-    }
-}
-
-/// The readers to try, in turn.
-fn candidates(blueprint: &Blueprint) -> &'static [Backend] {
-    match blueprint.settings.io {
-        Io::Only(Backend::Ring) => &[Backend::Ring],
-        Io::Only(Backend::Uring) => &[Backend::Uring],
-        Io::Only(Backend::Pread) => &[Backend::Pread],
-        Io::Only(Backend::Mmap) => &[Backend::Mmap],
-        Io::Auto if blueprint.plan.is_mapped => &[Backend::Mmap],
-        Io::Auto | Io::Unmapped => &Backend::FASTEST_FIRST,
-    }
-}
 
 pub(crate) struct Scheduler {
     pub(crate) generator: Generator,
@@ -270,7 +79,37 @@ impl From<PassEnd> for Interruption {
 }
 
 impl Scheduler {
-    async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
+    /// That of a blueprint, with a generator that has been built from it. What was learnt is kept
+    /// in `heat` in the end, if it is.
+    pub(crate) fn new(
+        blueprint: &Blueprint,
+        generator: Generator,
+        identity: Identity,
+        fixed: FixedUsage,
+        heat: Option<HeatFile>,
+    ) -> Self {
+        Self {
+            generator,
+            sampling: Duration::ZERO,
+            trace: blueprint.trace.clone(),
+            tokenizer: Arc::clone(&blueprint.tokenizer),
+            context: blueprint.context,
+            chunk: blueprint.chunk,
+            logit_tokens: blueprint.logit_tokens,
+            vocabulary: blueprint.program.vocabulary(),
+            sampler_bytes: blueprint.sampler_bytes,
+            last_breakers: None,
+            kv_type: blueprint.settings.kv_type,
+            long_factors: blueprint.long_factors(),
+            is_lossy: blueprint.settings.lossy.is_on(),
+            identity,
+            fixed,
+            heat,
+        }
+    }
+
+    /// Serves jobs until none can come.
+    pub(crate) async fn serve(mut self, mut jobs: mpsc::Receiver<Job>) {
         loop {
             let received = timeout(POLL_INTERVAL, self.next_job(&mut jobs)).await;
             // A limit may change while nobody asks for anything.
