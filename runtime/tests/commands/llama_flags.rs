@@ -22,15 +22,24 @@ fn answer_and_notes(model: &Path, arguments: &[&str]) -> (String, String) {
 
 /// The options of lines that public pages about these models give for `llama-cli` or
 /// `llama-mtmd-cli`, without the model and the prompt.
-const PAGES: [(&str, &str); 17] = [
+const PAGES: [(&str, &str); 19] = [
     (
         "qwen3-30b",
-        "--jinja --color -ngl 99 -fa -sm row --temp 0.6 --top-k 20 --top-p 0.95 --min-p 0 \
-         --presence-penalty 1.5 -c 40960 -n 32768 --no-context-shift",
+        "--jinja -ngl 99 -sm row --temp 0.6 --top-k 20 --top-p 0.95 --min-p 0 \
+         --presence-penalty 1.5 -c 32768 -n 32768 --no-context-shift",
+    ),
+    (
+        "qwen3",
+        "--jinja --color -ngl 99 -fa -sm none --temp 0.6 --top-k 20 --top-p 0.95 --min-p 0 \
+         -c 40960 -n 32768 --no-context-shift",
     ),
     (
         "gpt-oss",
-        "--jinja -ngl 99 --threads -1 --ctx-size 16384 --temp 1.0 --top-p 1.0 --top-k 0",
+        "--jinja -ngl 99 --ctx-size 16384 --temp 1.0 --top-p 1.0 --top-k 0",
+    ),
+    (
+        "gpt-oss",
+        "--jinja -ngl 99 --threads -1 --ctx-size 4096 --temp 1.0 --top-p 1.0 --top-k 0 -n 100",
     ),
     (
         "gpt-oss",
