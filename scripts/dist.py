@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the archive that is handed out: one static program for x86-64 Linux.
 
-The archive holds the program under its two names, man pages, completions, README and
+The archive holds the program under its two names, man pages, completions, documentation and
 licences, those of all linked crates included. Beside it goes SHA256SUMS.
 """
 
@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGETS = ["x86_64-unknown-linux-musl", "x86_64-unknown-linux-gnu"]
 PROFILE = "dist"
 LICENCE_FILES = ("LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE")
+TEXTS = ["README.md", "ARCHITECTURE.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE"]
 COMPLETIONS = {
     "bash": "share/bash-completion/completions/{}",
     "fish": "share/fish/vendor_completions.d/{}.fish",
@@ -132,8 +133,8 @@ def contents(program, crates, target):
         "emel-run": (None, b"emel"),
         "LICENSES-OF-CRATES.txt": (0o644, licences(crates, target)),
     }
-    for name in ["README.md", "LICENSE-MIT", "LICENSE-APACHE"]:
-        files[name] = (0o644, (ROOT / name).read_bytes())
+    for path in [ROOT / name for name in TEXTS] + sorted((ROOT / "docs").iterdir()):
+        files[str(path.relative_to(ROOT))] = (0o644, path.read_bytes())
     with tempfile.TemporaryDirectory() as folder:
         output([program, "man", folder])
         for manual in pathlib.Path(folder).iterdir():

@@ -2,6 +2,8 @@
 //! exit codes.
 
 pub mod answers;
+pub mod arguments;
+mod cache_types;
 pub mod chart;
 pub mod conversation;
 pub mod doctor;
@@ -34,7 +36,6 @@ pub mod tokenize;
 pub mod trace;
 mod units;
 
-use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::future::Future;
@@ -43,8 +44,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use clap::error::ErrorKind;
-use clap::{Args, Parser, ValueEnum};
+pub use arguments::{parse, parse_with_llama_spellings};
+use clap::{Args, ValueEnum};
 use emel_model::tokenizer::Tokenizer;
 use escapes::Escapes;
 use indicatif::HumanBytes;
@@ -53,7 +54,7 @@ use message::{message, one_line};
 use nix::sys::resource::{Resource, getrlimit};
 use progress::LoadingBar;
 pub use progress::spinner;
-use remedies::{limit_in_options, notice_in_options};
+use remedies::{in_options, limit_in_options, notice_in_options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
@@ -104,7 +105,7 @@ pub struct ComputingOptions {
     #[arg(long, conflicts_with = "io")]
     pub no_mmap: bool,
 
-    /// How keys and values are kept [also: -ctk with -ctv of the same type]
+    /// How keys and values are kept [also: -ctk and -ctv, for no coarser types]
     #[arg(long, value_enum, default_value_t = KvName::F16)]
     pub kv: KvName,
 }
@@ -165,17 +166,13 @@ impl ModelOptions {
 impl ComputingOptions {
     /// The engine's settings for `model`, but for its budget.
     pub fn settings(&self, model: &Path) -> Settings {
-        let default = Settings::default();
         let io = if self.no_mmap {
             Io::Unmapped
         } else {
             self.io.into()
         };
         Settings {
-            threads: match self.threads {
-                None | Some(..=0) => default.threads,
-                Some(threads) => usize::try_from(threads).unwrap_or(usize::MAX),
-            },
+            threads: self.threads(),
             io,
             drive: drive::kept_curve(model, io),
             kv_type: match self.kv {
@@ -183,7 +180,25 @@ impl ComputingOptions {
                 KvName::F32 => KvType::F32,
                 KvName::Q8_0 => KvType::Q8_0,
             },
-            ..default
+            ..Settings::default()
+        }
+    }
+
+    /// What is wrong with the options and a context's length, whatever the model is.
+    pub fn faults(&self, context: Option<usize>) -> Vec<String> {
+        let settings = Settings {
+            threads: self.threads(),
+            context,
+            ..Settings::default()
+        };
+        let faults = settings.faults();
+        faults.iter().map(|fault| in_options(fault)).collect()
+    }
+
+    fn threads(&self) -> usize {
+        match self.threads {
+            None | Some(..=0) => Settings::default().threads,
+            Some(threads) => usize::try_from(threads).unwrap_or(usize::MAX),
         }
     }
 }
@@ -401,68 +416,6 @@ pub fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// The command's options. Wrong ones end the process with one line on standard error
-/// and status 2; `--help` and `--version` end it with their text on standard output.
-pub fn parse<O: Parser>() -> O {
-    parse_from(std::env::args_os().collect())
-}
-
-/// As [`parse`], of a command that also takes options as llama.cpp spells them.
-pub fn parse_with_llama_spellings<O: Parser>() -> O {
-    let mut command = O::command();
-    command.build();
-    let arguments = std::env::args_os().collect();
-    let spelt = spelling::in_own_terms(&command, arguments).unwrap_or_else(|message| {
-        tell(&one_line(&format!("error: {message}")));
-        std::process::exit(EXIT_USAGE.into());
-    });
-    let options = parse_from(spelt.arguments);
-    spelt.notes.iter().for_each(|note| notice(note));
-    let variables = llama_variables();
-    if !variables.is_empty() {
-        notice(&format!(
-            "{}: variables of llama.cpp are not read; give the options",
-            variables.join(", ")
-        ));
-    }
-    options
-}
-
-/// The variables of the environment that llama.cpp's programs would take as options.
-fn llama_variables() -> Vec<String> {
-    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let mut names: Vec<String> = names.filter(|it| it.starts_with("LLAMA_ARG_")).collect();
-    names.sort_unstable();
-    names
-}
-
-fn parse_from<O: Parser>(arguments: Vec<OsString>) -> O {
-    O::try_parse_from(arguments).unwrap_or_else(|error| {
-        if !error.use_stderr()
-            || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-        {
-            error.exit();
-        }
-        tell(&one_line(&usage_message(&error.render().to_string())));
-        std::process::exit(EXIT_USAGE.into());
-    })
-}
-
-/// clap's message without its usage text, its paragraphs joined.
-fn usage_message(rendered: &str) -> String {
-    let shown = rendered.split("\n\nUsage:").next().unwrap_or(rendered);
-    let paragraphs = shown.split("\n\n").map(|paragraph| {
-        let lines: Vec<&str> = paragraph.lines().map(str::trim).collect();
-        lines.join(" ")
-    });
-    let message: Vec<String> = paragraphs
-        // An unknown option is not meant as a value.
-        .filter(|text| !text.starts_with("tip: to pass "))
-        .filter(|text| !text.is_empty() && !text.starts_with("For more information"))
-        .collect();
-    format!("{}; see --help", message.join("; "))
-}
-
 /// Runs a command on a stack that is large enough, whatever the limit (`ulimit -s`) is.
 pub fn with_stack(command: impl FnOnce() -> ExitCode + Send + 'static) -> ExitCode {
     /// A quarter of it has been enough, with a vocabulary of 262144 tokens too.
@@ -490,7 +443,8 @@ pub fn with_stack(command: impl FnOnce() -> ExitCode + Send + 'static) -> ExitCo
 /// or 2 if an option has a value that nothing works with. A reader of our output that
 /// has left early is no error.
 pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
-    let outcome = executor().context("cannot start").and_then(|runtime| {
+    let started = check_limits().and_then(|()| executor().context("cannot start"));
+    let outcome = started.and_then(|runtime| {
         runtime.block_on(async {
             // Once it is asked for, a file that reaches its limit (ulimit -f) no longer
             // ends the process: the write fails, and what was half written goes.
@@ -514,11 +468,30 @@ pub fn run(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     }
 }
 
+/// Refuses limits under which memory would run out before a plan is made, which could then
+/// say so: it would be in the middle of anything.
+fn check_limits() -> anyhow::Result<()> {
+    /// Half of it has been enough for a plan, with a vocabulary of 262144 tokens too.
+    const LEAST_BYTES: u64 = 64 << 20;
+    for (limit, name) in [(Resource::RLIMIT_AS, "-v"), (Resource::RLIMIT_DATA, "-d")] {
+        let found = getrlimit(limit).map_or(u64::MAX, |(bytes, _)| bytes);
+        if found < LEAST_BYTES {
+            bail!(
+                "this process is limited to {} of memory (ulimit {name}), expected {} or more; raise the limit (ulimit {name} unlimited)",
+                in_binary_units(found),
+                in_binary_units(LEAST_BYTES)
+            );
+        }
+    }
+    Ok(())
+}
+
 /// What commands wait on. tokio panics where the files for its signals cannot be opened, so it
 /// is seen to before that they can.
 fn executor() -> io::Result<tokio::runtime::Runtime> {
-    const FILES: usize = 8;
-    let probes: io::Result<Vec<File>> = (0..FILES).map(|_| File::open("/dev/null")).collect();
+    const PIPES: usize = 4;
+    // They need no file system: there may be next to nothing in it.
+    let probes: io::Result<Vec<_>> = (0..PIPES).map(|_| io::pipe()).collect();
     drop(probes?);
     tokio::runtime::Builder::new_current_thread()
         .enable_io()

@@ -47,7 +47,7 @@ pub enum Error {
     },
     /// Routing was asked for of a model that has no experts.
     #[error(
-        "{}: every token goes through all of the weights, expected a model with a mixture of experts; choose another model",
+        "{}: the model has no experts, expected a mixture of experts (MoE), as `emel info` says; choose another model",
         path.display()
     )]
     NoExperts {
@@ -148,7 +148,7 @@ pub enum Error {
     #[error(transparent)]
     Forward(#[from] ForwardError),
     /// A thread of the engine cannot be started.
-    #[error("cannot start a thread: {message}; raise the limit (ulimit -u, TasksMax)")]
+    #[error("cannot start a thread: {message}; raise the limit (ulimit -u, ulimit -v, TasksMax)")]
     Thread {
         /// What the system said.
         message: String,

@@ -42,7 +42,7 @@ pub enum PoolError {
     NoThreads,
     /// The system refused a thread.
     #[error(
-        "cannot start worker {worker} of {threads}: {source}; lower the number of threads or raise the limit (ulimit -u, TasksMax)"
+        "cannot start worker {worker} of {threads}: {source}; lower the number of threads or raise the limit (ulimit -u, ulimit -v, TasksMax)"
     )]
     Spawn {
         /// Which worker.

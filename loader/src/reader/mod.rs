@@ -117,7 +117,7 @@ impl Backend {
     pub fn remedy(self, error: &io::Error) -> String {
         match self {
             Self::Ring | Self::Uring => io_uring_remedy(error),
-            Self::Pread => "raise the limit on threads (ulimit -u, TasksMax)".to_owned(),
+            Self::Pread => "raise the limit on threads (ulimit -u, ulimit -v, TasksMax)".to_owned(),
             Self::Mmap => "raise the limit on address space (ulimit -v)".to_owned(),
         }
     }
@@ -271,7 +271,9 @@ fn io_uring_remedy(error: &io::Error) -> String {
         }
         Some(libc::ENOMEM) => "raise the limit on locked memory (ulimit -l)".to_owned(),
         // Of its own thread: the reader starts one.
-        Some(libc::EAGAIN) => "raise the limit on threads (ulimit -u, TasksMax)".to_owned(),
+        Some(libc::EAGAIN) => {
+            "raise the limit on threads (ulimit -u, ulimit -v, TasksMax)".to_owned()
+        }
         Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)".to_owned(),
         _ => "use Linux 5.11 or later".to_owned(),
     }

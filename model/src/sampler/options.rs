@@ -223,6 +223,11 @@ impl SamplerOptions {
     /// # Errors
     /// Names the first one that does not.
     pub fn check(&self) -> Result<(), SamplerError> {
+        self.faults().next().map_or(Ok(()), Err)
+    }
+
+    /// The settings that make no sense.
+    pub fn faults(&self) -> impl Iterator<Item = SamplerError> {
         const NUMBER: &str = "a finite number";
         const POSITIVE: &str = "a finite number above 0";
         const NOT_NEGATIVE: &str = "a finite number from 0 on";
@@ -252,19 +257,18 @@ impl SamplerOptions {
             ("mirostat_target", mirostat.target_surprise, NOT_NEGATIVE),
             ("mirostat_rate", mirostat.learning_rate, NOT_NEGATIVE),
         ];
-        let wrong = checks
-            .into_iter()
-            .find(|&(_, found, expected)| !holds(found, expected));
         let bias = self.logit_bias.iter().find(|(_, bias)| bias.is_nan());
         let bias = bias.map(|&(_, bias)| ("logit_bias", bias, "a number"));
-        match wrong.or(bias) {
-            Some((option, found, expected)) => Err(SamplerError {
+        let wrong = checks
+            .into_iter()
+            .filter(move |&(_, found, expected)| !holds(found, expected));
+        wrong
+            .chain(bias)
+            .map(|(option, found, expected)| SamplerError {
                 option,
                 found,
                 expected,
-            }),
-            None => Ok(()),
-        }
+            })
     }
 
     /// Whether a stage changes anything.

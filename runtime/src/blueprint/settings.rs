@@ -107,23 +107,26 @@ impl Default for Settings {
     }
 }
 
-/// Refuses numbers that no engine can be made of.
-///
-/// # Errors
-/// When there is such a number.
-pub(super) fn check(settings: &Settings) -> Result<(), Error> {
-    let refuse = |setting, found: usize, expected: &str| {
-        Err(Error::Setting {
+impl Settings {
+    /// The numbers that no engine can be made of.
+    pub fn faults(&self) -> Vec<Error> {
+        let refuse = |setting, found: usize, expected: &str| Error::Setting {
             setting,
             found: found.to_string(),
             expected: expected.to_owned(),
-        })
-    };
-    match (settings.threads, settings.context) {
-        (threads @ (0 | 1025..), _) => refuse(Setting::Threads, threads, "1 to 1024 threads"),
-        (_, Some(context)) if context > CONTEXT_MAX => {
-            refuse(Setting::Context, context, "0 to 268435456 tokens")
-        }
-        _ => Ok(()),
+        };
+        let threads = matches!(self.threads, 0 | 1025..)
+            .then(|| refuse(Setting::Threads, self.threads, "1 to 1024 threads"));
+        let context = self.context.filter(|&context| context > CONTEXT_MAX);
+        let context = context.map(|found| refuse(Setting::Context, found, "0 to 268435456 tokens"));
+        threads.into_iter().chain(context).collect()
     }
+}
+
+/// Refuses numbers that no engine can be made of.
+///
+/// # Errors
+/// When there is such a number: the first.
+pub(super) fn check(settings: &Settings) -> Result<(), Error> {
+    settings.faults().into_iter().next().map_or(Ok(()), Err)
 }

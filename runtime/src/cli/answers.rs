@@ -3,9 +3,9 @@
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use emel_model::tokenizer::Tokenizer;
 
+use super::arguments::clap_message;
 use super::escapes::Escapes;
 use super::sampling::SamplingOptions;
-use super::usage_message;
 use crate::{Request, SamplerOptions, StopTexts};
 
 /// How answers are made, by llama.cpp's names.
@@ -102,11 +102,7 @@ impl AnswerOptions {
         };
         let matches = command.try_get_matches_from([argument]);
         let changed = matches.and_then(|matches| setting.update_from_arg_matches(&matches));
-        changed.map_err(|error| {
-            let message = usage_message(&error.render().to_string());
-            let message = message.trim_start_matches("error: ");
-            anyhow::anyhow!("{}", message.trim_end_matches("; see --help"))
-        })?;
+        changed.map_err(|error| anyhow::anyhow!("{}", clap_message(&error)))?;
         // A flag that is not given is not set to false either.
         setting.answers.sampling.ignore_eos |= self.sampling.ignore_eos;
         setting.answers.sampling.sampler(escapes)?;

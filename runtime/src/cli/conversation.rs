@@ -82,7 +82,7 @@ pub struct ConversationOptions {
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..=0))]
     reasoning_budget: i64,
 
-    /// What happens when the context is full
+    /// What happens when the context is full [also: --no-context-shift for stop]
     #[arg(long, value_enum, default_value_t = ContextFull::Drop)]
     context_full: ContextFull,
 

@@ -21,7 +21,7 @@ use super::ModelOptions;
 use super::named_files::{NamedFiles, OutputKind};
 use super::progress::text_bar;
 use crate::blueprint::Blueprint;
-use crate::{Prompt, SamplerOptions, TextLimit, cli};
+use crate::{Engine, Prompt, SamplerOptions, TextLimit, cli};
 
 /// A model, a text, and what is printed.
 #[derive(Debug, Args)]
@@ -82,6 +82,32 @@ pub struct EvalSource {
         allow_hyphen_values = true
     )]
     tokens: Option<Vec<u32>>,
+}
+
+impl EvalOptions {
+    /// No scores yet, and the file of `positions` logits, if there is to be one.
+    fn scores(&self, positions: usize, blueprint: &Blueprint) -> anyhow::Result<Scores> {
+        let mut named = NamedFiles::of(blueprint);
+        named.input("-f", self.source.file.as_deref());
+        let logits = self.logits.as_deref().map(|path| {
+            let file = named.create("--logits", path, OutputKind::Logits)?;
+            begin_npy(file, path, positions, blueprint)
+        });
+        Ok(Scores {
+            nll: 0.0,
+            nll_squared: 0.0,
+            scored_tokens: 0,
+            top_count: self.top,
+            top: Vec::new(),
+            logits: logits.transpose()?,
+            failure: None,
+        })
+    }
+
+    /// What is wrong with the numbers among them.
+    pub fn faults(&self) -> Vec<String> {
+        self.model.computing.faults(self.ctx_size)
+    }
 }
 
 #[derive(Serialize)]
@@ -151,25 +177,22 @@ impl Scores {
     }
 }
 
-/// Scores the text.
-///
-/// # Errors
-/// When the model cannot be run, the text cannot be read, or the logits cannot be written.
-pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
-    let model = &options.model.model;
-    let EvalSource {
-        prompt,
-        file,
-        tokens,
-    } = &options.source;
-    let prompt = |limit: &TextLimit| -> anyhow::Result<Prompt> {
-        Ok(match (prompt, file, tokens) {
+impl EvalSource {
+    fn prompt(&self, limit: &TextLimit) -> anyhow::Result<Prompt> {
+        Ok(match (&self.prompt, &self.file, &self.tokens) {
             (Some(text), ..) => Prompt::Text(text.clone()),
             (_, Some(path), _) => Prompt::Text(cli::read_text(path, Some(limit))?),
             // clap sees to it that one of the three is given.
             (.., ids) => Prompt::Tokens(ids.clone().unwrap_or_default()),
         })
-    };
+    }
+}
+
+/// Scores the text.
+///
+/// # Errors
+/// When the model cannot be run, the text cannot be read, or the logits cannot be written.
+pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
     let mut settings = options.model.settings();
     settings.all_logits = true;
     settings.sampler = Some(SamplerOptions::default());
@@ -180,7 +203,8 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
         0 => 0,
         context => context.saturating_add(overlap),
     });
-    let (blueprint, ids) = Blueprint::for_text(model, settings, prompt)?;
+    let prompt = |limit: &TextLimit| options.source.prompt(limit);
+    let (blueprint, ids) = Blueprint::for_text(&options.model.model, settings, prompt)?;
     cli::note_two_bos(&blueprint.tokenizer, &ids);
     let bos = blueprint.tokenizer.bos();
     let bos = bos.filter(|_| blueprint.tokenizer.adds_bos());
@@ -189,25 +213,7 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
         None => ids.len(),
     };
     let chunks = Chunks::new(&ids, context, stride, bos)?;
-    let mut named = NamedFiles::of(&blueprint);
-    named.input("-f", options.source.file.as_deref());
-    let logits = options
-        .logits
-        .as_deref()
-        .map(|path| {
-            let file = named.create("--logits", path, OutputKind::Logits)?;
-            begin_npy(file, path, chunks.positions(), &blueprint)
-        })
-        .transpose()?;
-    let scores = Arc::new(Mutex::new(Scores {
-        nll: 0.0,
-        nll_squared: 0.0,
-        scored_tokens: 0,
-        top_count: options.top,
-        top: Vec::new(),
-        logits,
-        failure: None,
-    }));
+    let mut scores = options.scores(chunks.positions(), &blueprint)?;
 
     let engine = cli::start(blueprint).await?;
     if let Some(left_out) = chunks.left_out() {
@@ -216,6 +222,15 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
             ids.len()
         ));
     }
+    scores = score(&engine, &chunks, scores).await?;
+    finish_npy(&mut scores, options.logits.as_deref())?;
+    let chunks = chunks.count();
+    print_eval(&scores.report(ids, chunks), options.json)
+}
+
+/// The scores with those of all chunks.
+async fn score(engine: &Engine, chunks: &Chunks<'_>, scores: Scores) -> anyhow::Result<Scores> {
+    let scores = Arc::new(Mutex::new(scores));
     let bar = text_bar(chunks.positions());
     for chunk in chunks.iter() {
         let (taken, bar) = (Arc::clone(&scores), bar.clone());
@@ -228,11 +243,8 @@ pub async fn run(options: EvalOptions) -> anyhow::Result<()> {
             .await?;
     }
     bar.finish_and_clear();
-
-    let mut scores = scores.lock().unwrap_or_else(PoisonError::into_inner);
-    finish_npy(&mut scores, options.logits.as_deref())?;
-    let chunks = chunks.count();
-    print_eval(&scores.report(ids, chunks), options.json)
+    let scores = Arc::into_inner(scores).context("the text is still being scored")?;
+    Ok(scores.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn print_eval(report: &EvalReport, json: bool) -> anyhow::Result<()> {

@@ -1,7 +1,5 @@
 //! `emel info`: what a model's file holds, and whether and how it would run.
 
-use std::fmt::Write as _;
-
 use anyhow::bail;
 use clap::Args;
 use emel_kernels::Format;
@@ -166,7 +164,7 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     if options.json {
         print(&(serde_json::to_string_pretty(&info)? + "\n"))?;
     } else {
-        print(&info.text()?)?;
+        print(&info.text())?;
     }
     let path = options.model.model.display();
     match info.problem {
@@ -174,6 +172,13 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
         Some(problem) if info.supported => bail!(problem),
         Some(problem) => bail!("{path}: {problem}"),
         None => Ok(()),
+    }
+}
+
+impl InfoOptions {
+    /// What is wrong with the numbers among them.
+    pub fn faults(&self) -> Vec<String> {
+        self.model.computing.faults(self.ctx_size)
     }
 }
 
@@ -212,113 +217,89 @@ impl Info {
         self.problem = Some(problem.to_string());
     }
 
-    fn text(&self) -> Result<String, std::fmt::Error> {
-        let size = in_binary_units;
-        let mut out = String::new();
-        let mut line = |name: &str, value: &str| -> std::fmt::Result {
-            let value = one_line(value);
-            for (index, part) in wrapped(&value, COLUMNS - NAME_COLUMNS).enumerate() {
-                let name = if index == 0 { name } else { "" };
-                writeln!(out, "{name:<NAME_COLUMNS$}{part}")?;
+    fn text(&self) -> String {
+        let mut lines = Lines(String::new());
+        lines.add("name", or_none(self.name.as_ref()));
+        lines.add("architecture", or_none(self.architecture.as_ref()));
+        self.add_tensors(&mut lines);
+        for (name, value) in &self.hyperparameters {
+            let value = value.as_str().map_or(value.to_string(), str::to_owned);
+            lines.add(&name.replace('_', " "), &value);
+        }
+        if !self.unused_keys.is_empty() {
+            lines.add("unused keys", &self.unused_keys.join(", "));
+        }
+        self.tokenizer.add_to(&mut lines);
+        match &self.chat_template {
+            None => lines.add("chat template", "none; ChatML would be used"),
+            Some(template) => {
+                lines.add("chat template", &template.summary());
+                lines.add("", template.problem.as_ref().unwrap_or(&template.start));
             }
-            Ok(())
-        };
-        let or_none = |text: &Option<String>| text.clone().unwrap_or_else(|| "(none)".to_owned());
-        line("name", &or_none(&self.name))?;
-        line("architecture", &or_none(&self.architecture))?;
+        }
+        match (&self.plan, self.supported) {
+            (Some(plan), _) => lines.add("runs", &plan.summary()),
+            (None, true) => lines.add("runs", "not within this budget"),
+            (None, false) => lines.add("runs", "no"),
+        }
+        let notes = self.notes.iter().map(|note| format!("note: {note}"));
+        for text in self.problem.iter().cloned().chain(notes) {
+            lines.add("", &text);
+        }
+        lines.0
+    }
+
+    fn add_tensors(&self, lines: &mut Lines) {
+        let size = in_binary_units;
         let files = match self.files.len() {
             1 => "one file".to_owned(),
             count => format!("{count} shards"),
         };
-        let bytes = size(self.file_bytes);
-        let alignment = self.alignment;
-        line(
-            "size",
-            &format!("{bytes} in {files}, aligned to {alignment} bytes"),
-        )?;
+        let (bytes, alignment) = (size(self.file_bytes), self.alignment);
+        let text = format!("{bytes} in {files}, aligned to {alignment} bytes");
+        lines.add("size", &text);
         let all_bytes: u64 = self.types.iter().map(|share| share.bytes).sum();
         let bits = all_bytes as f64 * 8.0 / self.parameters.max(1) as f64;
         let parameters = in_millions(self.parameters);
-        line("parameters", &format!("{parameters}, {bits:.1} bits each"))?;
+        lines.add("parameters", &format!("{parameters}, {bits:.1} bits each"));
         for share in &self.types {
-            let note = if share.supported {
-                ""
-            } else {
-                ", not supported"
-            };
             let TypeShare { name, tensors, .. } = share;
             let (bytes, parameters) = (size(share.bytes), in_millions(share.parameters));
-            line(
-                "",
-                &format!(
-                    "{name:<8} {bytes:>11} {:>3.0}%  {parameters} in {tensors} tensors{note}",
-                    share.bytes as f64 * 100.0 / all_bytes.max(1) as f64
-                ),
-            )?;
+            let percent = share.bytes as f64 * 100.0 / all_bytes.max(1) as f64;
+            let note = match share.supported {
+                true => "",
+                false => ", not supported",
+            };
+            let text = format!(
+                "{name:<8} {bytes:>11} {percent:>3.0}%  {parameters} in {tensors} tensors{note}"
+            );
+            lines.add("", &text);
         }
         for part in &self.unused {
             let UnusedInfo { name, purpose, .. } = part;
             let (tensors, bytes) = (part.tensors, size(part.bytes));
-            line(
-                "not used",
-                &format!(
-                    "{name} ({purpose}), {bytes} in {tensors} tensor{}",
-                    if tensors == 1 { "" } else { "s" }
-                ),
-            )?;
+            let plural = if tensors == 1 { "" } else { "s" };
+            let text = format!("{name} ({purpose}), {bytes} in {tensors} tensor{plural}");
+            lines.add("not used", &text);
         }
-        for (name, value) in &self.hyperparameters {
-            let value = value.as_str().map_or(value.to_string(), str::to_owned);
-            line(&name.replace('_', " "), &value)?;
-        }
-        if !self.unused_keys.is_empty() {
-            line("unused keys", &self.unused_keys.join(", "))?;
-        }
-        let tokenizer = &self.tokenizer;
-        let pre = tokenizer
-            .pre
-            .as_ref()
-            .map(|pre| format!(", pre-tokenizer {pre}"));
-        let (model, pre) = (or_none(&tokenizer.model), pre.unwrap_or_default());
-        line(
-            "tokenizer",
-            &format!("{model}{pre}, {} tokens", tokenizer.tokens),
-        )?;
-        for token in &tokenizer.special {
-            line(
-                "",
-                &format!("{:<9} {:>7}  {}", token.job, token.id, token.text),
-            )?;
-        }
-        for warning in &tokenizer.warnings {
-            line("", warning)?;
-        }
-        match &self.chat_template {
-            None => line("chat template", "none; ChatML would be used")?,
-            Some(template) => {
-                line("chat template", &template.summary())?;
-                line("", template.problem.as_ref().unwrap_or(&template.start))?;
-            }
-        }
-        match &self.plan {
-            Some(plan) => {
-                line("runs", &plan.summary())?;
-            }
-            None => {
-                let state = if self.supported {
-                    "not within this budget"
-                } else {
-                    "no"
-                };
-                line("runs", state)?;
-            }
-        }
-        let notes = self.notes.iter().map(|note| format!("note: {note}"));
-        for text in self.problem.iter().cloned().chain(notes) {
-            line("", &text)?;
-        }
-        Ok(out)
     }
+}
+
+/// Lines that begin with a name.
+struct Lines(String);
+
+impl Lines {
+    fn add(&mut self, name: &str, value: &str) {
+        let value = one_line(value);
+        for (index, part) in wrapped(&value, COLUMNS - NAME_COLUMNS).enumerate() {
+            let name = if index == 0 { name } else { "" };
+            self.0 += &format!("{name:<NAME_COLUMNS$}{part}\n");
+        }
+    }
+}
+
+fn or_none(text: Option<&String>) -> &str {
+    text.map_or("(none)", String::as_str)
 }
 
 /// The text in lines of at most `columns` characters, as far as there are spaces to break it at.
@@ -407,6 +388,20 @@ impl TokenizerInfo {
             tokens: tokens.map_or(0, emel_loader::gguf::StringTable::len),
             special: special.collect(),
             warnings: Vec::new(),
+        }
+    }
+
+    fn add_to(&self, lines: &mut Lines) {
+        let model = or_none(self.model.as_ref());
+        let pre = self.pre.as_ref();
+        let pre = pre.map_or(String::new(), |pre| format!(", pre-tokenizer {pre}"));
+        let tokens = self.tokens;
+        lines.add("tokenizer", &format!("{model}{pre}, {tokens} tokens"));
+        for SpecialToken { job, id, text } in &self.special {
+            lines.add("", &format!("{job:<9} {id:>7}  {text}"));
+        }
+        for warning in &self.warnings {
+            lines.add("", warning);
         }
     }
 }

@@ -9,6 +9,8 @@
 pub(super) enum Meaning {
     /// It is emel's option of this name.
     Named(&'static str),
+    /// It is emel's option of this name with this value.
+    Stands(&'static str, &'static str),
     /// It cannot change an answer: taken, and named in a note.
     WithoutEffect,
     /// It would change the answer, or what is done, and does not exist: refused with this advice.
@@ -49,6 +51,14 @@ pub(super) const SWITCHES: [&str; 11] = [
 const DOWNLOADS_NOTHING: Meaning =
     Meaning::Refused("emel downloads nothing; fetch the file and give its path");
 const READS_TEXT: Meaning = Meaning::Refused("emel reads text only; leave it out");
+const SERVER: Meaning = Meaning::Refused(
+    "emel has no server yet; leave it out, and `emel run` answers in the terminal",
+);
+const PERPLEXITY: Meaning = Meaning::Refused("`emel eval` scores a text; see emel eval --help");
+const TOKENS: Meaning = Meaning::Refused("`emel tokenize` shows the tokens of a text");
+const EMBEDDING: Meaning = Meaning::Refused("emel makes no embeddings; leave it out");
+const OTHER_PROGRAM: Meaning =
+    Meaning::Refused("this is of another program of llama.cpp's; leave it out");
 const ROPE: Meaning =
     Meaning::Refused("positions are rotated and scaled as the model's file says; leave it out");
 const SESSION: Meaning =
@@ -75,7 +85,11 @@ const ROWS: &[Row] = &[
     row("-m --model", Values::One, Meaning::Model),
     row("-ctk --cache-type-k", Values::One, Meaning::KeyType),
     row("-ctv --cache-type-v", Values::One, Meaning::ValueType),
-    row("-hf -hfr --hf-repo", Values::One, Meaning::Download),
+    row(
+        "-hf -hfr --hf-repo -mu --model-url",
+        Values::One,
+        Meaning::Download,
+    ),
     // Emel's options by other names.
     row(
         "-cnv -i --interactive -if --interactive-first",
@@ -88,6 +102,16 @@ const ROWS: &[Row] = &[
     row("-st", Values::None, Meaning::Named("--single-turn")),
     row("-co", Values::Switch, Meaning::Named("--color")),
     row("--usage", Values::None, Meaning::Named("--help")),
+    row(
+        "--context-shift",
+        Values::None,
+        Meaning::Stands("--context-full", "drop"),
+    ),
+    row(
+        "--no-context-shift",
+        Values::None,
+        Meaning::Stands("--context-full", "stop"),
+    ),
     // Where weights are, and how they get there.
     row(
         "-ngl --gpu-layers --n-gpu-layers -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn \
@@ -110,13 +134,14 @@ const ROWS: &[Row] = &[
          -Cr --cpu-range --cpu-strict -Cb --cpu-mask-batch -Crb --cpu-range-batch \
          --cpu-strict-batch --prio --prio-batch --poll --poll-batch --numa -dt --defrag-thold \
          -ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step \
-         -cram --cache-ram",
+         -cram --cache-ram --cache-reuse --kv-unified-per-slot",
         Values::One,
         Meaning::WithoutEffect,
     ),
     row(
         "-cb --cont-batching -nocb --no-cont-batching -kvu --kv-unified -no-kvu \
-         --no-kv-unified --swa-full --context-shift --no-context-shift -bs --backend-sampling",
+         --no-kv-unified --swa-full -bs --backend-sampling --cache-prompt --no-cache-prompt \
+         --cache-idle-slots --no-cache-idle-slots",
         Values::None,
         Meaning::WithoutEffect,
     ),
@@ -155,7 +180,7 @@ const ROWS: &[Row] = &[
          --spec-draft-p-split --spec-draft-p-min --spec-synth-len --spec-synth-rates --spec-type \
          --spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match \
          --spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits \
-         --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits \
+         --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits \
          --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m --spec-ngram-map-k4v-min-hits \
          -lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
         Values::One,
@@ -167,15 +192,12 @@ const ROWS: &[Row] = &[
         Values::None,
         Meaning::WithoutEffect,
     ),
-    // Pictures and sound; how they would be read is of no matter to text.
+    // Pictures and sound; what would read them is of no matter to text.
+    row("--image --audio --video", Values::One, READS_TEXT),
     row(
-        "-mm --mmproj -mmu --mmproj-url --image --audio --video",
-        Values::One,
-        READS_TEXT,
-    ),
-    row(
-        "-mmdev --mmproj-device --image-min-tokens --image-max-tokens --video-fps \
-         --video-timestamp-interval --video-ffmpeg-dir",
+        "-mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device --image-min-tokens --image-max-tokens --video-fps \
+         --video-timestamp-interval --video-ffmpeg-dir \
+         --mtmd-batch-max-tokens",
         Values::One,
         Meaning::WithoutEffect,
     ),
@@ -304,20 +326,92 @@ const ROWS: &[Row] = &[
     ),
     // Other things than running a model.
     row(
-        "-mu --model-url -dr --docker-repo -hff --hf-file -hft --hf-token",
+        "-dr --docker-repo -hff --hf-file -hft --hf-token",
         Values::One,
         DOWNLOADS_NOTHING,
     ),
     row(
         "--gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default \
-         --vision-gemma-12b-default",
+         --vision-gemma-12b-default --embd-gemma-default --fim-qwen-1.5b-default \
+         --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec \
+         --fim-qwen-30b-default --mtp --dflash --eagle3",
         Values::None,
         DOWNLOADS_NOTHING,
+    ),
+    // Of llama-server.
+    row(
+        "--host --port --path --api-prefix --api-key --api-key-file --ssl-key-file \
+         --ssl-cert-file -to --timeout --sse-ping-interval --threads-http --cors-origins \
+         --cors-methods --cors-headers --ui-config --webui-config --ui-config-file \
+         --webui-config-file --tools --tools-runtime --mcp-servers-config --mcp-servers-json \
+         --slot-save-path -sps --slot-prompt-similarity --media-path --models-dir \
+         --models-preset --models-max --sleep-idle-seconds -a --alias --tags",
+        Values::One,
+        SERVER,
+    ),
+    row(
+        "--reuse-port --cors-credentials --no-cors-credentials --ui-mcp-proxy \
+         --webui-mcp-proxy --no-ui-mcp-proxy --no-webui-mcp-proxy -ag --agent -no-ag --no-agent \
+         --ui --webui --no-ui --no-webui --metrics --props --slots --no-slots \
+         --models-autoload --no-models-autoload --prefill-assistant --no-prefill-assistant \
+         --lora-init-without-apply --spm-infill",
+        Values::None,
+        SERVER,
+    ),
+    // Of the other programs.
+    row(
+        "--ppl-stride --ppl-output-type --hellaswag-tasks --winogrande-tasks \
+         --multiple-choice-tasks --save-all-logits --kl-divergence-base --chunks",
+        Values::One,
+        PERPLEXITY,
+    ),
+    row(
+        "--hellaswag --winogrande --multiple-choice --kl-divergence --ppl --no-ppl",
+        Values::None,
+        PERPLEXITY,
+    ),
+    row(
+        "--ids --stdin --no-bos --no-parse-special --parse-special --show-count",
+        Values::None,
+        TOKENS,
+    ),
+    row(
+        "--pooling --attention --embd-normalize --embd-output-format --embd-separator \
+         --cls-separator",
+        Values::One,
+        EMBEDDING,
+    ),
+    row(
+        "--embedding --embeddings --rerank --reranking",
+        Values::None,
+        EMBEDDING,
+    ),
+    row(
+        "--in-file --context-file --chunk-size --chunk-separator --junk --pos -ns --sequences \
+         -ofreq --output-frequency --output-format --save-frequency --chunk --from-chunk -npp \
+         -ntg -npl --positive-file --negative-file --pca-batch --pca-iter --method --tts-lang \
+         --tts-speaker-file --diffusion-steps --diffusion-eps --diffusion-algorithm \
+         --diffusion-alg-temp --diffusion-block-length --diffusion-cfg-scale \
+         --diffusion-add-gumbel-noise -lr --learning-rate -lr-min --learning-rate-min \
+         -decay-epochs --learning-rate-decay-epochs -wd --weight-decay -val-split --val-split \
+         -epochs --epochs -opt --optimizer --logits-output-dir --tensor-filter",
+        Values::One,
+        OTHER_PROGRAM,
+    ),
+    row(
+        "--process-output --show-statistics -pps -tgs --diffusion-visual --check --save-logits",
+        Values::None,
+        OTHER_PROGRAM,
     ),
     row(
         "-cl --cache-list",
         Values::None,
         Meaning::Refused("emel keeps no models; give a file's path"),
+    ),
+    row(
+        "--version",
+        Values::None,
+        Meaning::Refused("`emel --version` prints it"),
     ),
     row(
         "--list-devices",

@@ -12,24 +12,39 @@ use crate::error::Error;
 const QUANTISATION: &str = "Q4_K_M";
 
 /// The command that downloads a model named as `ORG/NAME`, `hf.co/ORG/NAME:QUANTISATION` and the
-/// like; None if it is not such a name.
+/// like, or by the address of its file; None if it is not such a name.
 pub(super) fn download(name: &str) -> Option<String> {
-    let name = ["https://", "http://"]
-        .iter()
-        .find_map(|scheme| name.strip_prefix(scheme))
-        .unwrap_or(name);
-    let name = ["hf.co/", "huggingface.co/"]
-        .iter()
-        .find_map(|host| name.strip_prefix(host))
-        .unwrap_or(name);
-    let (repository, quantisation) = name.split_once(':').unwrap_or((name, QUANTISATION));
-    let (organisation, model) = repository.split_once('/')?;
+    let schemes = ["https://", "http://"];
+    let address = schemes.iter().find_map(|scheme| name.strip_prefix(scheme));
+    let hosts = ["hf.co/", "huggingface.co/"];
+    let plain = address.unwrap_or(name);
+    let of_host = hosts.iter().find_map(|host| plain.strip_prefix(host));
+    let is_address = address.is_some() || of_host.is_some();
+    let path = of_host.unwrap_or(plain);
+    let (repository, quantisation) = path.split_once(':').unwrap_or((path, QUANTISATION));
+    let is_repository = repository
+        .split_once('/')
+        .is_some_and(|(organisation, model)| {
+            let mut names = [organisation, model, quantisation].into_iter();
+            names.all(is_name) && !model.ends_with(".gguf")
+        });
     // A quantisation's file is named after it.
-    [organisation, model, quantisation].iter().all(|it| is_name(it)).then(|| {
-        format!(
-            "emel downloads nothing; this does: hf download {repository} --include \"*{quantisation}*\" --local-dir . (then give the file's path)"
-        )
-    })
+    let command = match is_repository {
+        true if address.is_none() || of_host.is_some() => {
+            format!("hf download {repository} --include \"*{quantisation}*\" --local-dir .")
+        }
+        // Hugging Face's page of a file is at `blob`, the file itself at `resolve`.
+        _ if is_address && path.ends_with(".gguf") => {
+            format!(
+                "curl -LO https://{}",
+                plain.replacen("/blob/", "/resolve/", 1)
+            )
+        }
+        _ => return None,
+    };
+    Some(format!(
+        "emel downloads nothing; this does: {command} (then give the file's path)"
+    ))
 }
 
 /// What helps against an error that says there is no such model file.
@@ -49,14 +64,14 @@ pub(super) fn advice_against(error: &anyhow::Error) -> Option<String> {
 /// What helps with a model of which there is no file, by what its name looks like.
 pub(super) fn advice(path: &Path) -> Option<String> {
     let name = path.to_str()?;
-    if name.ends_with(".gguf") || name.starts_with(['.', '/', '~']) {
+    if name.starts_with(['.', '/', '~']) {
         return None;
     }
     download(name).or_else(|| {
-        let (model, tag) = name.split_once(':')?;
-        (is_name(model) && is_name(tag)).then(|| {
+        let (model, tag) = name.split_once(':').unwrap_or((name, "latest"));
+        (is_name(model) && is_name(tag) && !name.ends_with(".gguf")).then(|| {
             format!(
-                "{name} is a name of ollama's: `ollama show --modelfile {name}` says after FROM which file it is, in ~/.ollama/models/blobs or /usr/share/ollama/.ollama/models/blobs; give that path"
+                "emel keeps no models: give the path of a GGUF file (if ollama has the model, `ollama show --modelfile {name}` says after FROM which file it is, in ~/.ollama/models/blobs or /usr/share/ollama/.ollama/models/blobs)"
             )
         })
     })
@@ -94,9 +109,33 @@ mod tests {
 
     #[test]
     fn names_of_ollama_say_where_its_files_are() {
-        let advice = advice(Path::new("llama3.2:3b")).unwrap();
-        assert!(advice.contains("ollama show --modelfile llama3.2:3b"));
-        assert!(advice.contains("~/.ollama/models/blobs"), "{advice}");
+        for name in ["llama3.2:3b", "smollm2"] {
+            let advice = advice(Path::new(name)).unwrap();
+            assert!(advice.contains("give the path of a GGUF file"));
+            assert!(advice.contains(&format!("ollama show --modelfile {name}`")));
+            assert!(advice.contains("~/.ollama/models/blobs"), "{advice}");
+        }
+    }
+
+    #[test]
+    fn addresses_give_the_command_that_fetches_the_file() {
+        for (address, fetched) in [
+            (
+                "https://huggingface.co/a/b-GGUF/blob/main/b-Q4_K_M.gguf",
+                "curl -LO https://huggingface.co/a/b-GGUF/resolve/main/b-Q4_K_M.gguf (then",
+            ),
+            (
+                "http://example.com/x.gguf",
+                "curl -LO https://example.com/x.gguf (then",
+            ),
+            (
+                "hf.co/a/b/resolve/main/x.gguf",
+                "curl -LO https://hf.co/a/b/resolve/main/x.gguf (then",
+            ),
+        ] {
+            let advice = advice(Path::new(address)).unwrap();
+            assert!(advice.contains(fetched), "{advice}");
+        }
     }
 
     #[test]
@@ -108,7 +147,6 @@ mod tests {
             "/org/name",
             "a/b/c",
             "../name",
-            "model",
             "",
             "a b/c",
         ] {

@@ -124,6 +124,13 @@ struct PlanItem {
     bytes: u64,
 }
 
+impl PlanOptions {
+    /// What is wrong with the numbers among them.
+    pub fn faults(&self) -> Vec<String> {
+        self.computing.faults(self.ctx_size)
+    }
+}
+
 /// Prints the plan, or a table of several.
 ///
 /// # Errors

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+use super::arguments::Checked;
 use super::doctor::{self, DoctorOptions};
 use super::eval::{self, EvalOptions};
 use super::info::{self, InfoOptions};
@@ -88,6 +89,25 @@ pub fn main() -> ExitCode {
 /// The definitions of the program under both names.
 fn programs() -> [clap::Command; 2] {
     [Options::command(), RunAlone::command()]
+}
+
+impl Checked for Options {
+    fn faults(&self) -> Vec<String> {
+        match &self.command {
+            Command::Run(options) => options.faults(),
+            Command::Info(options) => options.faults(),
+            Command::Plan(options) => options.faults(),
+            Command::Eval(options) => options.faults(),
+            Command::Trace(options) => options.faults(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Checked for RunAlone {
+    fn faults(&self) -> Vec<String> {
+        self.options.faults()
+    }
 }
 
 impl Command {

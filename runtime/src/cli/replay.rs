@@ -5,13 +5,14 @@ use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::chart::{Chart, Line, Point, Style};
 use super::named_files::{NamedFiles, OutputKind, is_no_file};
 use super::output::OutputFile;
+use super::remedies::OptionError;
 use crate::experts::MixtureShape;
 use crate::experts::heat::{self, Heat, HeatError};
 use crate::experts::predictor::Source;
@@ -165,7 +166,7 @@ pub fn run(options: &ReplayOptions) -> anyhow::Result<()> {
     let mut trace = read(path)?;
     if let Some(count) = options.positions {
         if count == 0 {
-            bail!("--positions is 0, expected 1 or more");
+            return Err(wrong("--positions", 0, "1 or more".to_owned()));
         }
         trace.truncate(count);
     }
@@ -216,8 +217,10 @@ impl ReplayOptions {
             }
             _ => "--predict",
         };
-        if self.policy.iter().any(|&it| it != PolicyName::Learned) {
-            bail!("{option} works with --policy learned; leave one of them out");
+        let mut policies = self.policy.iter().filter_map(PolicyName::to_possible_value);
+        if let Some(other) = policies.find(|it| it.get_name() != "learned") {
+            let expected = format!("learned, which alone works with {option}");
+            return Err(wrong("--policy", other.get_name(), expected));
         }
         Ok(vec![PolicyName::Learned])
     }
@@ -261,18 +264,16 @@ impl ReplayOptions {
         }
         if let Some(path) = &self.save_heat {
             if replay.guesses.is_none() {
-                bail!(
-                    "--save-heat needs --predict coact or another; without it no table is learnt"
-                );
+                let expected = "coact or another: without it there is nothing for --save-heat";
+                return Err(wrong("--predict", "off", expected.to_owned()));
             }
             if path == Path::new("-") {
                 return Err(is_no_file("--save-heat").into());
             }
             if self.slots.len() != 1 {
-                bail!(
-                    "--save-heat needs one number of slots, found {}; give one, as --slots 25%",
-                    self.slots.len()
-                );
+                let found = format!("{} numbers", self.slots.len());
+                let expected = "one with --save-heat, as --slots 25%".to_owned();
+                return Err(wrong("--slots", found, expected));
             }
             // Before the work begins; saving looks again.
             heat::check_place(path).map_err(|error| told(path, error))?;
@@ -318,10 +319,8 @@ impl ReplayOptions {
                 Slots::Percent(percent) => (percent / 100.0 * shape.all() as f64).round() as usize,
             };
             if slots < least {
-                bail!(
-                    "--slots is {slots} experts, expected {least} or more: {}",
-                    needs(shape, self.per_layer)
-                );
+                let expected = format!("{least} or more: {}", needs(shape, self.per_layer));
+                return Err(wrong("--slots", format!("{slots} experts"), expected));
             }
             Ok(slots)
         };
@@ -338,12 +337,21 @@ impl ReplayOptions {
         };
         let needs_router = matches!(source, Source::Router | Source::Both);
         if needs_router && trace.header().guesses == 0 {
-            bail!(
-                "--predict {source} needs guesses of the router and the trace has none; write it again with `emel trace --look-ahead 16`"
-            );
+            let expected = "frequent or coact: the trace has no guesses of the router, which `emel trace --look-ahead 16` writes";
+            return Err(wrong("--predict", source, expected.to_owned()));
         }
         Ok(Some((source, self.guess)))
     }
+}
+
+fn wrong(option: &'static str, found: impl ToString, expected: String) -> anyhow::Error {
+    let found = found.to_string();
+    let error = OptionError {
+        option,
+        found,
+        expected,
+    };
+    error.into()
 }
 
 /// An error with what helps where the name of the file can be chosen.

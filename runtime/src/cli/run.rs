@@ -169,6 +169,13 @@ impl Task {
 }
 
 impl RunOptions {
+    /// What is wrong with the numbers among them.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = self.answers.sampling.faults();
+        faults.extend(self.model.computing.faults(self.ctx_size));
+        faults
+    }
+
     /// The model, planned for what is known of its task, and the token ids of a prompt that is
     /// known. What can be refused of it is refused here: loading may take minutes.
     fn blueprint(&self, settings: Settings) -> anyhow::Result<(Blueprint, Task, Vec<u32>)> {

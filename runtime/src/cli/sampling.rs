@@ -7,7 +7,7 @@ use emel_model::sampler::{Mirostat, SamplerOptions, Stage};
 use emel_model::tokenizer::Tokenizer;
 
 use super::escapes::Escapes;
-use super::remedies::OptionError;
+use super::remedies::{OptionError, in_options};
 
 /// How tokens are drawn.
 #[derive(Debug, Clone, Args)]
@@ -141,9 +141,42 @@ impl SamplingOptions {
     /// When an option is outside of its range, by its name on the command line, or a text's
     /// escapes make no characters.
     pub fn sampler(&self, escapes: &Escapes) -> anyhow::Result<SamplerOptions> {
+        let sampler = SamplerOptions {
+            dry_sequence_breakers: match self.dry_sequence_breaker.as_slice() {
+                [] => SamplerOptions::default().dry_sequence_breakers,
+                texts => {
+                    let given = texts.iter().filter(|text| *text != "none");
+                    given
+                        .map(|text| escapes.replace(text))
+                        .collect::<Result<_, _>>()?
+                }
+            },
+            mirostat: self.mirostat()?,
+            ..self.numbers()
+        };
+        sampler.check()?;
+        Ok(sampler)
+    }
+
+    /// What is outside of its range, by its name on the command line.
+    pub fn faults(&self) -> Vec<String> {
+        let (mirostat, wrong) = match self.mirostat() {
+            Ok(mirostat) => (mirostat, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let sampler = SamplerOptions {
+            mirostat,
+            ..self.numbers()
+        };
+        let faults = sampler.faults().map(|error| in_options(&error));
+        faults.chain(wrong).collect()
+    }
+
+    /// The options that are numbers, unchecked.
+    fn numbers(&self) -> SamplerOptions {
         let default = SamplerOptions::default();
         let stages = self.samplers.as_ref().or(self.sampling_seq.as_ref());
-        let sampler = SamplerOptions {
+        SamplerOptions {
             temperature: self.temp,
             dynatemp_range: self.dynatemp_range,
             dynatemp_exponent: self.dynatemp_exp,
@@ -163,23 +196,12 @@ impl SamplingOptions {
             dry_base: self.dry_base,
             dry_allowed_length: self.dry_allowed_length,
             dry_penalty_last_n: usize::try_from(self.dry_penalty_last_n).unwrap_or(usize::MAX),
-            dry_sequence_breakers: match self.dry_sequence_breaker.as_slice() {
-                [] => default.dry_sequence_breakers,
-                texts => {
-                    let given = texts.iter().filter(|text| *text != "none");
-                    given
-                        .map(|text| escapes.replace(text))
-                        .collect::<Result<_, _>>()?
-                }
-            },
-            mirostat: self.mirostat()?,
             logit_bias: self.logit_bias.clone(),
             min_keep: self.min_keep,
-            stages: stages.map_or(default.stages, |stages| stages.0.clone()),
+            stages: stages.map_or_else(|| default.stages.clone(), |stages| stages.0.clone()),
             seed: u64::try_from(self.seed).unwrap_or_else(|_| seed_from_clock()),
-        };
-        sampler.check()?;
-        Ok(sampler)
+            ..default
+        }
     }
 
     fn mirostat(&self) -> Result<Option<Mirostat>, OptionError> {

@@ -5,46 +5,49 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use clap::{Arg, ArgAction, Command, ValueEnum};
+use clap::{Arg, ArgAction, Command};
 
-use super::KvName;
+use super::cache_types::{CacheTypes, Kept};
 use super::llama_flags::{self, Meaning, Row, SWITCHES, Values};
 use super::model_name;
 
-/// What llama.cpp keeps keys and values as by default.
-const CACHE_TYPE_DEFAULT: &str = "f16";
+/// Why an option is refused that `emel run` takes.
+const OF_RUN: &str = "an option of `emel run`, not of this command; leave it out";
 
 /// Arguments that clap takes, and what the user should know about those that were given.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Spelt {
     pub(super) arguments: Vec<OsString>,
     pub(super) notes: Vec<String>,
+    /// What cannot be taken, with what to do instead; it is not among the arguments.
+    pub(super) refusals: Vec<String>,
+}
+
+/// The command that the words call, as which those behind [`words_of_name`] are read.
+pub(super) fn called<'a>(command: &'a Command, words: &[OsString]) -> Option<&'a Command> {
+    match command.has_subcommands() {
+        true => command.find_subcommand(words.get(1)?),
+        false => Some(command),
+    }
+}
+
+/// How many words are the name of the program and its command.
+fn words_of_name(command: &Command) -> usize {
+    1 + usize::from(command.has_subcommands())
 }
 
 /// The arguments as the `command`, which is built, spells them.
-///
-/// # Errors
-/// When some cannot be taken: all of them, with what to do instead.
-pub(super) fn in_own_terms(
-    mut command: &Command,
-    arguments: Vec<OsString>,
-) -> Result<Spelt, String> {
-    let mut words = arguments.into_iter();
-    let mut own: Vec<OsString> = words.next().into_iter().collect();
-    if command.has_subcommands() {
-        let name = words.next();
-        let called = name.as_ref().and_then(|it| command.find_subcommand(it));
-        own.extend(name);
-        let Some(called) = called else {
-            own.extend(words);
-            return Ok(Spelt {
-                arguments: own,
-                notes: Vec::new(),
-            });
+pub(super) fn in_own_terms(command: &Command, arguments: Vec<OsString>) -> Spelt {
+    let Some(called) = called(command, &arguments) else {
+        return Spelt {
+            arguments,
+            ..Spelt::default()
         };
-        command = called;
-    }
-    let mut reading = Reading::new(command, own);
+    };
+    let mut words = arguments.into_iter();
+    let own: Vec<OsString> = words.by_ref().take(words_of_name(command)).collect();
+    let run = command.find_subcommand("run");
+    let mut reading = Reading::new(called, run, own);
     while let Some(word) = words.next() {
         if word == "--" {
             reading.own.push(word);
@@ -59,6 +62,8 @@ pub(super) fn in_own_terms(
 /// The words of a command so far.
 struct Reading<'a> {
     command: &'a Command,
+    /// The command that runs a model, beside this one.
+    run: Option<&'a Command>,
     own: Vec<OsString>,
     /// Where options may stand: behind the program's name and the command's.
     start: usize,
@@ -69,8 +74,6 @@ struct Reading<'a> {
     repeated: Vec<String>,
     without_effect: Vec<String>,
     refused: Vec<Refusal>,
-    /// Long options that nothing is known of: clap refuses them, with a tip.
-    unknown: Vec<String>,
 }
 
 /// Flags, and why they cannot be taken.
@@ -80,9 +83,10 @@ struct Refusal {
 }
 
 impl<'a> Reading<'a> {
-    fn new(command: &'a Command, own: Vec<OsString>) -> Self {
+    fn new(command: &'a Command, run: Option<&'a Command>, own: Vec<OsString>) -> Self {
         Self {
             command,
+            run,
             start: own.len(),
             own,
             model: None,
@@ -91,7 +95,6 @@ impl<'a> Reading<'a> {
             repeated: Vec::new(),
             without_effect: Vec::new(),
             refused: Vec::new(),
-            unknown: Vec::new(),
         }
     }
 
@@ -102,19 +105,25 @@ impl<'a> Reading<'a> {
             return;
         };
         // Options of emel's own come first: `-o` may be one of them.
-        let (name, row) = match (own_option(self.command, &given), llama_flags::find(&given)) {
-            (None, Some(row)) => match row.meaning {
-                Meaning::Named(own) if own_option(self.command, own).is_some() => {
-                    (own.to_owned(), None)
-                }
-                _ => (given, Some(row)),
-            },
-            _ => (given, None),
+        if let Some(option) = own_option(self.command, &given) {
+            self.take_own(&given, value, option, rest);
+            return;
+        }
+        let Some(row) = llama_flags::find(&given) else {
+            match self.run.and_then(|run| own_option(run, &given)) {
+                Some(option) => self.take_other(&given, value, option, rest),
+                None => self.take_unknown(word, &given, value.is_some()),
+            }
+            return;
         };
-        match (own_option(self.command, &name), row) {
-            (_, Some(row)) => self.take_foreign(&name, value, row, rest),
-            (Some(option), None) => self.take_own(&name, value, option, rest),
-            (None, None) => self.take_unknown(word, name, value),
+        let (own, value) = match row.meaning {
+            Meaning::Named(own) => (own, value),
+            Meaning::Stands(own, its_value) => (own, Some(its_value.into())),
+            _ => ("", value),
+        };
+        match own_option(self.command, own) {
+            Some(option) => self.take_own(own, value, option, rest),
+            None => self.take_foreign(&given, value, row, rest),
         }
     }
 
@@ -170,7 +179,10 @@ impl<'a> Reading<'a> {
         }
         let value = value.unwrap_or_default();
         match row.meaning {
-            Meaning::WithoutEffect => add_once(&mut self.without_effect, name),
+            // It stands for an option that this command does not have.
+            Meaning::WithoutEffect | Meaning::Stands(..) => {
+                add_once(&mut self.without_effect, name);
+            }
             Meaning::Refused(reason) => self.refuse(name, reason),
             Meaning::Download => {
                 let asked = value.to_string_lossy();
@@ -192,22 +204,36 @@ impl<'a> Reading<'a> {
             },
             Meaning::KeyType => self.cache.keys = Some((name.to_owned(), value)),
             Meaning::ValueType => self.cache.values = Some((name.to_owned(), value)),
-            Meaning::Named(_) => self.refuse(name, "no option of this command; see --help"),
+            Meaning::Named(_) => self.refuse(name, OF_RUN),
         }
     }
 
-    fn take_unknown(&mut self, word: OsString, name: String, value: Option<OsString>) {
-        if name.starts_with("--") {
-            self.unknown.push(name.clone());
-            self.own.push(joined(&name, value));
-        } else if let Some(option) = self.option_with_number(&name, value.is_some()) {
-            let short = name[..2].to_owned();
+    /// Takes an option that only another command has.
+    fn take_other(
+        &mut self,
+        name: &str,
+        value: Option<OsString>,
+        option: &Arg,
+        rest: &mut std::vec::IntoIter<OsString>,
+    ) {
+        if option.get_action().takes_values() && !option.is_require_equals_set() {
+            value.or_else(|| rest.next());
+        }
+        self.refuse(name, OF_RUN);
+    }
+
+    fn take_unknown(&mut self, word: OsString, name: &str, has_value: bool) {
+        if let Some(option) = self.option_with_number(name, has_value) {
+            let short = &name[..2];
             if !self.seen.insert(option.get_id().as_str()) {
-                add_once(&mut self.repeated, &short);
+                add_once(&mut self.repeated, short);
             }
             self.own.push(word);
-        } else {
-            self.refuse(&name, "no such option; see --help");
+            return;
+        }
+        match nearest_option(self.command, name) {
+            Some(meant) => self.refuse(name, &format!("no such option; --{meant} is one")),
+            None => self.refuse(name, "no such option; see --help"),
         }
     }
 
@@ -232,30 +258,23 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn finish(mut self) -> Result<Spelt, String> {
+    fn finish(mut self) -> Spelt {
+        let mut notes = Vec::new();
         match std::mem::take(&mut self.cache).kept() {
-            // No option of this command: it keeps no keys and values.
-            Ok(Some(_)) if own_option(self.command, "--kv").is_none() => {
+            // It says so itself, or the command keeps no keys and values.
+            Ok(Some(_))
+                if self.seen.contains("kv") || own_option(self.command, "--kv").is_none() =>
+            {
                 add_once(&mut self.without_effect, "-ctk, -ctv");
             }
-            Ok(Some(kind)) => {
-                let option = ["--kv".into(), kind];
+            Ok(Some(Kept { kind, note })) => {
+                let option = ["--kv".into(), kind.into()];
                 self.own.splice(self.start..self.start, option);
+                notes.extend(note);
             }
             Ok(None) => {}
             Err((names, reason)) => self.refuse(&names, &reason),
         }
-        if !self.refused.is_empty() {
-            for name in std::mem::take(&mut self.unknown) {
-                self.refuse(&name, "no such option; see --help");
-            }
-            let sentences = self.refused.iter().map(|Refusal { names, reason }| {
-                let names = names.join(", ");
-                format!("{names}: {reason}")
-            });
-            return Err(sentences.collect::<Vec<_>>().join(" | "));
-        }
-        let mut notes = Vec::new();
         if !self.without_effect.is_empty() {
             let names = self.without_effect.join(", ");
             notes.push(format!("without effect here: {names}"));
@@ -264,11 +283,82 @@ impl<'a> Reading<'a> {
             let names = self.repeated.join(", ");
             notes.push(format!("given more than once, the last counts: {names}"));
         }
-        Ok(Spelt {
+        let refusals = self.refused.iter().map(|Refusal { names, reason }| {
+            let names = names.join(", ");
+            format!("{names}: {reason}")
+        });
+        Spelt {
+            refusals: refusals.collect(),
             arguments: self.own,
             notes,
-        })
+        }
     }
+}
+
+/// The arguments without the first that gives `option`, as messages call it, this value. None
+/// if it is not found.
+pub(super) fn without_value(
+    command: &Command,
+    arguments: &[OsString],
+    option: &str,
+    value: &str,
+) -> Option<Vec<OsString>> {
+    let called = called(command, arguments)?;
+    let is_value = |of: &Arg, given: &OsStr| {
+        let given = given.to_string_lossy();
+        let mut parts = given.split(|it| of.get_value_delimiter() == Some(it));
+        given == value || parts.any(|part| part == value)
+    };
+    let mut place = words_of_name(command);
+    while let Some(word) = arguments.get(place).filter(|word| *word != "--") {
+        let (name, inline) = flag_and_value(word).unwrap_or_default();
+        let found = own_option(called, &name)
+            .map(|it| (it, inline))
+            .or_else(|| {
+                // As in `-n128`.
+                let (letter, number) = name.split_at_checked(2)?;
+                Some((own_option(called, letter)?, Some(number.into())))
+            });
+        let mut words = 1;
+        if let Some((known, inline)) = found {
+            let takes_next = inline.is_none() && known.get_action().takes_values();
+            words += usize::from(takes_next);
+            let given = inline.or_else(|| arguments.get(place + 1).cloned());
+            if known.to_string() == option && given.is_some_and(|given| is_value(known, &given)) {
+                let rest = arguments.get(place + words..).unwrap_or_default();
+                return Some([&arguments[..place], rest].concat());
+            }
+        }
+        place += words;
+    }
+    None
+}
+
+/// The long option that differs from `name` by a letter or two.
+fn nearest_option<'a>(command: &'a Command, name: &str) -> Option<&'a str> {
+    let name = name.trim_start_matches('-');
+    let changes_max = match name.len() {
+        0..3 => return None,
+        3..8 => 1,
+        _ => 2,
+    };
+    let known = command.get_arguments().filter_map(Arg::get_long);
+    let nearest = known.min_by_key(|known| changes(name, known));
+    nearest.filter(|known| changes(name, known) <= changes_max)
+}
+
+/// How many letters are to be left out, put in or replaced to make one word of another.
+fn changes(from: &str, to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (index, letter) in from.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        for (column, other) in to.bytes().enumerate() {
+            let replaced = diagonal + usize::from(letter != other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
 }
 
 /// A flag's name, with `-` for `_` as in llama.cpp, and the value that stands in the same word,
@@ -321,49 +411,6 @@ fn add_once(names: &mut Vec<String>, name: &str) {
     }
 }
 
-/// The flags that say how keys and values are to be kept, and what they say.
-#[derive(Default)]
-struct CacheTypes {
-    keys: Option<(String, OsString)>,
-    values: Option<(String, OsString)>,
-}
-
-impl CacheTypes {
-    /// The type of both, or the flags and why they cannot be taken.
-    fn kept(self) -> Result<Option<OsString>, (String, String)> {
-        let given: Vec<_> = [&self.keys, &self.values].into_iter().flatten().collect();
-        if given.is_empty() {
-            return Ok(None);
-        }
-        let shown = |(name, kind): &(String, OsString)| format!("{name} {}", kind.display());
-        let names = given.iter().map(|it| shown(it)).collect::<Vec<_>>();
-        let names = names.join(" ");
-        let known = KvName::value_variants().iter();
-        let known: Vec<String> = known
-            .filter_map(|it| Some(it.to_possible_value()?.get_name().to_owned()))
-            .collect();
-        let is_known = |(_, kind): &&(String, OsString)| known.iter().any(|it| kind == it.as_str());
-        if !given.iter().all(is_known) {
-            let reason = format!("keys and values are kept as one of {}", known.join(", "));
-            return Err((names, reason));
-        }
-        let kind = |kept: &Option<(String, OsString)>| match kept {
-            Some((_, kind)) => kind.clone(),
-            None => CACHE_TYPE_DEFAULT.into(),
-        };
-        let (keys, values) = (kind(&self.keys), kind(&self.values));
-        if keys != values {
-            let reason = format!(
-                "keys would be {} and values {}, and emel keeps both alike; give both the same type, or --kv",
-                keys.display(),
-                values.display()
-            );
-            return Err((names, reason));
-        }
-        Ok(Some(keys))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -375,8 +422,15 @@ mod tests {
     fn spelt_by(mut command: Command, line: &str) -> Result<String, String> {
         command.build();
         let words = line.split(' ').map(OsString::from).collect();
-        let words = in_own_terms(&command, words)?.arguments;
-        let words: Vec<_> = words.iter().filter_map(|word| word.to_str()).collect();
+        let spelt = in_own_terms(&command, words);
+        if !spelt.refusals.is_empty() {
+            return Err(spelt.refusals.join(" | "));
+        }
+        let words: Vec<_> = spelt
+            .arguments
+            .iter()
+            .filter_map(|word| word.to_str())
+            .collect();
         Ok(words.join(" "))
     }
 
@@ -418,6 +472,11 @@ mod tests {
             // It is the trace here.
             ("emel trace m -f t -o -ngl", "emel trace m -f t -o -ngl"),
             ("emel plan m -ngl 9 -c 4", "emel plan m -c 4"),
+            ("emel plan m --no-context-shift", "emel plan m"),
+            (
+                "emel run m --no-context-shift --context-shift",
+                "emel run m --context-full=stop --context-full=drop",
+            ),
             ("emel explain -ngl", "emel explain -ngl"),
             ("emel --version", "emel --version"),
         ] {
@@ -433,22 +492,26 @@ mod tests {
                 "emel eval m -ctk q8_0 -p a -ctv q8_0 -- b",
                 "emel eval --kv q8_0 m -p a -- b",
             ),
-            ("emel eval -ctv f16 m", "emel eval --kv f16 m"),
             (
                 "emel eval m --cache-type-k=f32 -ctv=f32",
                 "emel eval --kv f32 m",
             ),
+            // None is coarser than asked for.
+            ("emel eval m -ctk q8_0", "emel eval --kv f16 m"),
+            ("emel eval m --kv q8_0 -ctk f32", "emel eval m --kv q8_0"),
+            ("emel eval m -ctk q4_0 -ctv q5_1", "emel eval --kv q8_0 m"),
+            ("emel eval m -ctk q8_0 -ctv bf16", "emel eval --kv f32 m"),
         ] {
             let found = spelt_by(Options::command(), line);
             assert_eq!(found.as_deref(), Ok(expected));
         }
     }
 
-    /// Every flag of llama.cpp's programs for the terminal is an option, without effect, or
-    /// refused with its own sentence, and has as many values here as there.
+    /// Every flag of llama.cpp's programs is an option, without effect, or refused with its own
+    /// sentence, and has as many values here as there.
     #[test]
     fn every_flag_of_llama_cpp_is_known() {
-        let flags = include_str!("../../../tests/fixtures/llama_cli_flags.txt");
+        let flags = include_str!("../../../tests/fixtures/llama_cpp_flags.txt");
         let mut command = RunAlone::command();
         command.build();
         let mut known = 0;
@@ -467,8 +530,71 @@ mod tests {
                     }
                     Err(refusal) => assert!(!refusal.contains("no such option"), "{refusal}"),
                 }
+                // The other commands know those of a run, too.
+                let line = format!("emel plan m.gguf {name}{values}");
+                if let Err(refusal) = spelt_by(Options::command(), &line) {
+                    assert!(!refusal.contains("no such option"), "{refusal}");
+                }
             }
         }
-        assert!(known > 300, "{known}");
+        assert!(known > 500, "{known}");
+    }
+
+    #[test]
+    fn a_value_is_left_out_with_its_option() {
+        let mut command = Options::command();
+        command.build();
+        for (line, option, value, expected) in [
+            (
+                "emel run m --temp hot -c 4",
+                "--temp <X>",
+                "hot",
+                "emel run m -c 4",
+            ),
+            (
+                "emel run m --temp=hot -c 4",
+                "--temp <X>",
+                "hot",
+                "emel run m -c 4",
+            ),
+            (
+                "emel run m -p hot -n-7",
+                "--predict <N>",
+                "-7",
+                "emel run m -p hot",
+            ),
+            // What is a value itself is none of an option.
+            (
+                "emel run m -p --temp hot --temp hot",
+                "--temp <X>",
+                "hot",
+                "emel run m -p --temp hot",
+            ),
+            (
+                "emel eval m --tokens 1,x",
+                "--tokens <IDS>",
+                "x",
+                "emel eval m",
+            ),
+        ] {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let left = without_value(&command, &words, option, value).unwrap();
+            assert_eq!(left.join(OsStr::new(" ")), expected);
+        }
+        let words = ["emel", "run", "m", "--", "--temp", "hot"].map(OsString::from);
+        assert_eq!(without_value(&command, &words, "--temp <X>", "hot"), None);
+    }
+
+    #[test]
+    fn the_nearest_option_is_named_if_it_is_near() {
+        let command = RunAlone::command();
+        for (name, expected) in [
+            ("--promt", Some("prompt")),
+            ("--ram-buget", Some("ram-budget")),
+            ("--flash-attention", None),
+            ("-x", None),
+        ] {
+            assert_eq!(nearest_option(&command, name), expected, "{name}");
+        }
     }
 }

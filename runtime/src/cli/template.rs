@@ -9,6 +9,63 @@ use emel_model::chat::{CHATML, ChatTemplate, ChatTemplates};
 use super::remedies::OptionError;
 use super::{notice, read_text};
 
+/// Names of llama.cpp's own templates, of its `src/llama-chat.cpp`, but for `chatml`.
+const LLAMA_CPP_NAMES: [&str; 53] = [
+    "llama2",
+    "llama2-sys",
+    "llama2-sys-bos",
+    "llama2-sys-strip",
+    "mistral-v1",
+    "mistral-v3",
+    "mistral-v3-tekken",
+    "mistral-v7",
+    "mistral-v7-tekken",
+    "phi3",
+    "phi4",
+    "falcon3",
+    "zephyr",
+    "monarch",
+    "gemma",
+    "orion",
+    "openchat",
+    "vicuna",
+    "vicuna-orca",
+    "deepseek",
+    "deepseek2",
+    "deepseek3",
+    "deepseek-ocr",
+    "command-r",
+    "llama3",
+    "chatglm3",
+    "chatglm4",
+    "glmedge",
+    "minicpm",
+    "exaone3",
+    "exaone4",
+    "exaone-moe",
+    "rwkv-world",
+    "granite",
+    "granite-4.0",
+    "granite-4.1",
+    "gigachat",
+    "megrez",
+    "yandex",
+    "bailing",
+    "bailing-think",
+    "bailing2",
+    "llama4",
+    "smolvlm",
+    "hunyuan-moe",
+    "gpt-oss",
+    "hunyuan-dense",
+    "hunyuan-vl",
+    "kimi-k2",
+    "seed_oss",
+    "grok-2",
+    "pangu-embedded",
+    "solar-open",
+];
+
 /// The choice of a chat template, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
 pub struct TemplateOptions {
@@ -62,13 +119,7 @@ impl TemplateOptions {
             (Some(text), None) if text.contains("{{") || text.contains("{%") => {
                 Ok(templates.with_source(text)?)
             }
-            (Some(file), None) if !Path::new(file).exists() => Err(OptionError {
-                option: "--chat-template",
-                found: format!("{file}, which is no file here"),
-                expected: "a file, a template or chatml; without it the model's own is used"
-                    .to_owned(),
-            }
-            .into()),
+            (Some(file), None) if !Path::new(file).exists() => Err(no_template(file).into()),
             (Some(file), None) => from_file(Path::new(file)),
             (None, None) => {
                 let model = || path.display().to_string();
@@ -80,5 +131,19 @@ impl TemplateOptions {
                 templates.template(has_tools).with_context(model)
             }
         }
+    }
+}
+
+/// An error about a name that is neither a template's nor a file's.
+fn no_template(name: &str) -> OptionError {
+    let found = match LLAMA_CPP_NAMES.contains(&name) {
+        true => "one of the templates inside llama.cpp, which emel does not have",
+        false => "which is no file here",
+    };
+    OptionError {
+        option: "--chat-template",
+        found: format!("{name}, {found}"),
+        expected: "a file, a template or chatml; without the option the model's own is used"
+            .to_owned(),
     }
 }

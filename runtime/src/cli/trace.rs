@@ -51,6 +51,13 @@ pub struct TraceOptions {
     look_ahead: usize,
 }
 
+impl TraceOptions {
+    /// What is wrong with the numbers among them.
+    pub fn faults(&self) -> Vec<String> {
+        self.model.computing.faults(self.ctx_size)
+    }
+}
+
 /// Runs the command.
 ///
 /// # Errors

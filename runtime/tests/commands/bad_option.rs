@@ -26,7 +26,7 @@ fn wrong_usage_is_one_line_and_status_2() {
             "possible values: auto, ring, uring, pread, mmap",
         ),
         ("-p a --kv f64", "possible values: f16, f32"),
-        ("-p a --promt b", "'--prompt'"),
+        ("-p a --promt b", "--promt: no such option; --prompt is one"),
         ("-p a --seed -2", "--seed"),
         ("-p a --seed x", "--seed"),
         ("-p a --temp hot", "--temp"),
@@ -44,11 +44,25 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("-p a --sampling-seq k --samplers top_k", "cannot be used"),
         ("-p a -c 268435457", "-c is 268435457, expected 0 to"),
         ("-p a -t 100000", "-t is 100000, expected 1 to 1024 threads"),
-        ("-p a another.gguf", "another.gguf"),
-        ("-p a -m another.gguf", "another.gguf"),
+        (
+            "-p a another.gguf",
+            "'another.gguf' is one argument too many; one model is taken",
+        ),
+        (
+            "-p a -m another.gguf",
+            "'another.gguf' is one argument too many; one model is taken",
+        ),
+        (
+            "hello",
+            "'hello' is one argument too many; one model is taken, and a text is given as -p",
+        ),
         (
             "-cnv --chat-template llama3",
-            "--chat-template is llama3, which is no file here",
+            "--chat-template is llama3, one of the templates inside llama.cpp",
+        ),
+        (
+            "-cnv --chat-template no-such",
+            "--chat-template is no-such, which is no file here, expected a file,",
         ),
         ("-p a --no-mmap --io mmap", "cannot be used with"),
     ] {
@@ -62,11 +76,41 @@ fn wrong_usage_is_one_line_and_status_2() {
         &["--prompt <TEXT>"],
     );
     refusal(emel("explain", &llama(), words("")), 2, &["'explain'"]);
-    refusal(
-        command("emel-run").arg("-p").arg("a").output().unwrap(),
-        2,
-        &["<MODEL>"],
-    );
+}
+
+#[test]
+fn a_line_without_a_model_or_a_command_says_what_to_type() {
+    let model = llama();
+    let model = model.to_str().unwrap();
+    for (line, expected) in [
+        (vec!["run"], "as `emel run MODEL.gguf`"),
+        (vec!["run", "-p", "a"], "no model is given"),
+        (vec!["plan"], "as `emel plan MODEL.gguf`"),
+        (
+            vec!["trace", model],
+            "missing: --file <TEXTFILE>, --output <TRACE>; the form is `emel trace",
+        ),
+        (vec!["x.gguf"], "`emel run x.gguf` runs a model"),
+        (vec![model], "llama.gguf` runs a model"),
+        (vec!["org/name:Q4_K_M"], "`emel run org/name:Q4_K_M`"),
+        (vec!["-m", model], "as `emel run -m …`"),
+        (vec!["serve"], "emel has no server yet"),
+        (vec!["pull", "a"], "emel downloads nothing"),
+        (vec!["chat"], "`emel run MODEL.gguf` holds a conversation"),
+    ] {
+        let output = command("emel").args(line).output().unwrap();
+        refusal(output, 2, &[expected]);
+    }
+    let output = command("emel-run").output().unwrap();
+    refusal(output, 2, &["as `emel-run MODEL.gguf`"]);
+    for (model, expected) in [
+        ("smollm2", "give the path of a GGUF file"),
+        ("https://a.org/x.gguf", "curl -LO https://a.org/x.gguf"),
+        ("hf.co/a/b:Q4_K_M", "hf download a/b --include"),
+    ] {
+        let output = command("emel").args(["run", model]).output().unwrap();
+        refusal(output, 1, &[model, expected]);
+    }
 }
 
 #[test]
@@ -281,7 +325,7 @@ fn texts_that_cannot_be_read_are_refused() {
         &llama(),
         [folder.path().as_os_str(), "-p".as_ref(), "a".as_ref()],
     );
-    refusal(output, 2, &["unexpected argument"]);
+    refusal(output, 2, &["one argument too many"]);
     let output = emel(
         "tokenize",
         &llama(),

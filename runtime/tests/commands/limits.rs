@@ -80,6 +80,29 @@ fn memory_that_is_there_and_refused_is_said_to_be_limited() {
     }
 }
 
+#[test]
+fn an_address_space_of_any_size_ends_in_a_sentence_or_an_answer() {
+    let arguments = "-p hello -n 2 --ram-budget 64M -cnv -st";
+    for kib in (24_000..80_000)
+        .step_by(4_000)
+        .chain((80_000..400_000).step_by(40_000))
+    {
+        let output = limited(&format!("-v {kib}"), arguments);
+        let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+        match output.status.code() {
+            Some(0) => {}
+            Some(1) => assert!(notes.contains("ulimit -v"), "{kib}: {notes}"),
+            other => panic!("{kib}: {other:?}: {notes}"),
+        }
+    }
+    let output = limited("-d 30000", arguments);
+    refusal(
+        output,
+        1,
+        &["29.3 MiB of memory (ulimit -d)", "64.0 MiB or more"],
+    );
+}
+
 /// Runs until the first text is there, and interrupts.
 fn interrupted(model: &Path, files: &[(&str, &Path)]) -> String {
     ended_by(Signal::SIGINT, model, files)

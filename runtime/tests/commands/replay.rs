@@ -225,7 +225,11 @@ fn no_file_of_another_kind_is_overwritten() {
     let before = std::fs::read(traced.path("text")).unwrap();
     let text = traced.path("text");
     let save = format!("--slots 25% --save-heat {}", text.to_str().unwrap());
-    refusal(traced.replay(&save), 1, &["--save-heat needs --predict"]);
+    refusal(
+        traced.replay(&save),
+        2,
+        &["--predict is off, expected coact", "--save-heat"],
+    );
     refusal(
         traced.replay(&format!("{save} --predict coact")),
         1,
@@ -329,12 +333,16 @@ fn a_full_disk_is_named() {
 #[test]
 fn what_cannot_be_traced_or_replayed_is_refused() {
     let traced = Traced::new();
-    refusal(traced.trace(&llama(), ""), 1, &["mixture of experts"]);
+    refusal(
+        traced.trace(&llama(), ""),
+        1,
+        &["no experts", "another model"],
+    );
     refusal(traced.replay("--slots 50%"), 1, &["trace", "cannot read"]);
     result(traced.trace(&mixture(), "--look-ahead 0"));
     refusal(
         traced.replay("--slots 1"),
-        1,
+        2,
         &["--slots is 1", "expected 4 or more"],
     );
     refusal(
@@ -344,13 +352,18 @@ fn what_cannot_be_traced_or_replayed_is_refused() {
     );
     refusal(
         traced.replay("--slots 50% --predict router"),
-        1,
-        &["--look-ahead"],
+        2,
+        &["--predict is router, expected frequent", "--look-ahead"],
     );
     refusal(
         traced.replay("--slots 50% --predict coact --policy lru"),
-        1,
-        &["--policy learned"],
+        2,
+        &["--policy is lru, expected learned", "--predict"],
+    );
+    refusal(
+        traced.replay("--positions 0"),
+        2,
+        &["--positions is 0, expected 1 or more"],
     );
     let good = std::fs::read(traced.path("trace")).unwrap();
     std::fs::write(traced.path("trace"), &good[..good.len() - 9]).unwrap();
