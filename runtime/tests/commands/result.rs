@@ -28,7 +28,7 @@ fn standard_output_holds_the_text_and_a_newline() {
     for part in [
         "prompt:  4 tokens",
         "answer:  8 tokens",
-        "memory:  budget 64 MiB",
+        "memory:  budget 64.0 MiB",
     ] {
         assert!(notes.contains(part), "no `{part}` in: {notes}");
     }
