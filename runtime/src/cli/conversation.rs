@@ -17,19 +17,19 @@ use anyhow::{Context, bail};
 use clap::Args;
 use commands::{Meaning, Next, meaning};
 use display::{ColourChoice, Colours, ReasoningFormat};
-use emel_model::chat::{ChatTemplate, ChatTemplates, Conversation};
+use emel_model::chat::{ChatTemplate, Conversation};
 use history::History;
 use lines::{Entry, Input};
 use serde_json::{Map, Value};
 pub use talk::ContextFull;
-use talk::{Answered, SamplerRoom, Talk};
+use talk::{Answered, SamplerRoom, Talk, check_system};
 
 use super::answers::AnswerOptions;
 use super::escapes::Escapes;
 use super::interrupt::{EndSignal, Interrupts};
 use super::template::TemplateOptions;
 use super::{Interrupted, Kept, OutputError, message, one_line, read_text, start, tell};
-use crate::blueprint::Blueprint;
+use crate::blueprint::{Blueprint, PromptForm};
 use crate::{Engine, Error, Prompt, Request, TextLimit, Usage};
 
 /// Tokens of an answer unless `-n` says otherwise: as many as the context holds.
@@ -171,17 +171,19 @@ impl ConversationOptions {
     /// A conversation with the model at `path`.
     ///
     /// # Errors
-    /// When the template or the system prompt cannot be used.
+    /// When the template or the system prompt cannot be used, or that is too long.
     pub fn turns(
         &self,
         path: &Path,
-        templates: &ChatTemplates,
-        limit: &TextLimit,
+        form: &PromptForm<'_>,
         (first, is_single): (Option<String>, bool),
     ) -> anyhow::Result<Turns> {
+        let template = self.template.compile(path, form.chat_templates, false)?;
+        let beginning = self.beginning(&form.limit)?;
+        check_system(beginning.system(), form.tokenizer, form.context)?;
         Ok(Turns {
-            template: Some(self.template.compile(path, templates, false)?),
-            beginning: self.beginning(limit)?,
+            template: Some(template),
+            beginning,
             first,
             is_single,
         })

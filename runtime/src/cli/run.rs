@@ -254,8 +254,7 @@ impl RunOptions {
         let is_answer_for_file = is_given && !io::stdout().is_terminal();
         let is_whole_text = !takes_lines || self.text.file.is_some() || is_answer_for_file;
         let is_single = options.single_turn || (is_whole_text && !options.conversation);
-        let (model, templates) = (&self.model.model, form.chat_templates);
-        let turns = options.turns(model, templates, &limit, (text, is_single))?;
+        let turns = options.turns(&self.model.model, form, (text, is_single))?;
         Ok(Task::Converse(Box::new(turns)))
     }
 

@@ -580,6 +580,7 @@ fn a_system_prompt_as_long_as_the_context_is_refused_before_any_message() {
         "and the context holds 64; shorten it, or set a longer context with -c",
     ];
     refusal(start(&["-sys", &long], "hello\n"), 1, &expected);
+    refusal(start(&["-sys", &long, "-p", "hello"], ""), 1, &expected);
     let output = start(&[], &format!("/system {long}\n"));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(expected.iter().all(|part| told.contains(part)), "{told}");

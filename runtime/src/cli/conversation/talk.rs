@@ -154,14 +154,7 @@ impl Talk {
     /// # Errors
     /// When it is as long as the context.
     pub(super) fn check_system(&self, system: Option<&str>) -> anyhow::Result<()> {
-        let context = self.sampler_room.context;
-        let tokens = system.map_or(0, |text| self.tokens_of(text));
-        if tokens >= context {
-            bail!(
-                "the system prompt has {tokens} tokens and the context holds {context}; shorten it, or set a longer context with -c (which may need a larger --ram-budget)"
-            );
-        }
-        Ok(())
+        check_system(system, &self.tokenizer, self.sampler_room.context)
     }
 
     fn tokens_of(&self, text: &str) -> usize {
@@ -502,6 +495,21 @@ impl Talk {
         self.is_warned = is_nearly_full;
         self.last_usage = Some(usage.clone());
     }
+}
+
+/// As [`Talk::check_system`].
+pub(super) fn check_system(
+    system: Option<&str>,
+    tokenizer: &Tokenizer,
+    context: usize,
+) -> anyhow::Result<()> {
+    let tokens = system.map_or(0, |text| prompt_ids(tokenizer, text).len());
+    if tokens >= context {
+        bail!(
+            "the system prompt has {tokens} tokens and the context holds {context}; shorten it, or set a longer context with -c (which may need a larger --ram-budget)"
+        );
+    }
+    Ok(())
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
