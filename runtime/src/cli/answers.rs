@@ -87,7 +87,8 @@ impl AnswerOptions {
     ) -> anyhow::Result<(Self, String)> {
         // Only what is given changes.
         let command = Setting::command().mut_args(|option| option.default_value(None));
-        let name = name.trim_start_matches('-');
+        let name = name.trim_start_matches('-').replace('_', "-");
+        let name = name.as_str();
         let Some(option) = command
             .get_arguments()
             .find(|option| is_named(option, name))

@@ -43,7 +43,8 @@ pub struct ConversationOptions {
     #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     pub conversation: bool,
 
-    /// Continue the text as it is, which is the default for a base model [short: -no-cnv]
+    /// Continue the text as it is, which is the default for a base model; in a terminal without
+    /// -p, each text that is typed [short: -no-cnv]
     #[arg(
         long,
         overrides_with_all = ["conversation", "no_conversation"],

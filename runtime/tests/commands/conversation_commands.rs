@@ -66,6 +66,12 @@ fn commands_say_what_they_did_in_a_line() {
         ("/set --temperature 0.2\n", "temp is 0.2"),
         ("/set stop User:\n", "stop is \"User:\""),
         ("/set stop\n", "stop is not set"),
+        ("/set temp=0.2\n", "temp is 0.2"),
+        ("/set parameter top_k 7\n", "top-k is 7"),
+        (
+            "/set system be brief\n",
+            "the system prompt is set; it counts from the next message on",
+        ),
         ("/set ignore-eos off\n", "ignore-eos is off"),
         ("/clear\n", "conversation cleared"),
         (

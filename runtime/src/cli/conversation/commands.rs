@@ -253,13 +253,18 @@ fn stats(talk: &mut Talk, _: &str) -> anyhow::Result<Next> {
 }
 
 fn set(talk: &mut Talk, arguments: &str) -> anyhow::Result<Next> {
+    // As ollama has it.
+    let arguments = arguments.strip_prefix("parameter ").unwrap_or(arguments);
+    let arguments = arguments.trim_start();
+    if let Some(text) = arguments.strip_prefix("system ") {
+        return system(talk, text.trim());
+    }
     if arguments.is_empty() {
         show_settings(talk);
         return Ok(Next::Line);
     }
-    let (name, value) = arguments
-        .split_once(char::is_whitespace)
-        .unwrap_or((arguments, ""));
+    let separator = |character: char| character.is_whitespace() || character == '=';
+    let (name, value) = arguments.split_once(separator).unwrap_or((arguments, ""));
     talk.set(name, value.trim())?;
     Ok(Next::Line)
 }
