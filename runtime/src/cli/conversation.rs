@@ -121,13 +121,13 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Texts that are continued, each on its own.
-    pub fn of_texts() -> Self {
+    /// Texts that are continued, each on its own, or a single one.
+    pub fn of_texts(is_single: bool) -> Self {
         Self {
             template: None,
             beginning: Conversation::default(),
             first: None,
-            is_single: false,
+            is_single,
         }
     }
 

@@ -267,6 +267,21 @@ mod tests {
     }
 
     #[test]
+    fn a_line_is_written_once_whether_or_not_there_is_a_bar() {
+        let bar = hidden_bar();
+        for shown in [None, Some(bar.downgrade())] {
+            *SHOWN.lock().unwrap() = shown;
+            let mut lines = 0;
+            beside_bar(|| lines += 1);
+            assert_eq!(lines, 1);
+        }
+        bar.finish_and_clear();
+        let mut lines = 0;
+        beside_bar(|| lines += 1);
+        assert_eq!(lines, 1);
+    }
+
+    #[test]
     fn a_bar_fits_a_narrow_terminal() {
         let progress = PromptProgress {
             resumed: 0,

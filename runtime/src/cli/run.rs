@@ -210,7 +210,7 @@ impl RunOptions {
         let answer_tokens = usize::try_from(predict).ok().filter(|_| is_known);
         Ok(ExpectedRequest {
             prompt,
-            renders: matches!(task, Task::Converse(_)),
+            renders: !task.is_of_text(),
             answer_tokens,
             session,
         })
@@ -238,7 +238,9 @@ impl RunOptions {
                     }
                     false => "the model goes on with each text that you type (-no-cnv)",
                 });
-                return Ok(Task::Converse(Box::new(Turns::of_texts())));
+                return Ok(Task::Converse(Box::new(Turns::of_texts(
+                    options.single_turn,
+                ))));
             }
             () => match without_last_line_break(read_text(Path::new("-"), Some(&limit))?) {
                 text if text.trim().is_empty() => {

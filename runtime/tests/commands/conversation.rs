@@ -350,8 +350,8 @@ fn options_of_a_conversation_belong_to_one() {
     result(emel_run(&broken.write(&folder), words("-no-cnv -p a -n 1")));
     let number = Model::llama().with("tokenizer.chat_template", Field::U32(3));
     let number = number.write(&folder);
-    let told = ["model.gguf", "holds the integer 3", "--chat-template"];
-    refusal(emel_run(&number, words("-cnv")), 1, &told);
+    let expected = ["model.gguf", "holds the integer 3", "--chat-template"];
+    refusal(emel_run(&number, words("-cnv")), 1, &expected);
     result(emel_run(&number, words("-no-cnv -p a -n 1")));
     let given = words("-cnv --chat-template chatml -st -n 1").chain(["-p", "a"]);
     result(emel_run(&number, given));
@@ -402,14 +402,14 @@ fn a_base_model_continues_text_and_says_that_it_is_one_where_it_is_talked_to() {
         result(piped(&llama(), "-no-cnv -p hello", "")),
         without_template
     );
-    let told = "note: this is a base model (no chat template): ChatML is used";
+    let note = "note: this is a base model (no chat template): ChatML is used";
     for arguments in ["-cnv -p hello", "-sys hello -p hello", "-st -p hello"] {
         let found = piped(&base, arguments, "");
-        assert_eq!(notes(&found).matches(told).count(), 1, "{arguments}");
+        assert_eq!(notes(&found).matches(note).count(), 1, "{arguments}");
         assert_ne!(result(found), without_template, "{arguments}");
     }
-    let told = ["standard input is empty", "base model", "-cnv"];
-    refusal(piped(&base, "", " \n"), 2, &told);
+    let expected = ["standard input is empty", "base model", "-cnv"];
+    refusal(piped(&base, "", " \n"), 2, &expected);
 }
 
 #[test]
@@ -473,19 +473,19 @@ fn the_oldest_messages_make_room_when_the_context_is_full() {
     let whole = piped(&model, "-cnv -c 400 -sys system", lines);
     assert_eq!(notes(&whole), "");
     let found = piped(&model, "-cnv -c 64 -sys system", lines);
-    let told = notes(&found);
+    let stderr = notes(&found);
     assert!(
-        told.contains(
+        stderr.contains(
             "context of 64 tokens is full: the oldest message and its answer are dropped; -c sets"
         ),
-        "{told}"
+        "{stderr}"
     );
     let stopped = piped(&model, "-cnv -c 64 -sys system --context-full stop", lines);
-    let told = String::from_utf8_lossy(&stopped.stderr).into_owned();
-    assert_eq!(stopped.status.code(), Some(1), "{told}");
+    let stderr = String::from_utf8_lossy(&stopped.stderr).into_owned();
+    assert_eq!(stopped.status.code(), Some(1), "{stderr}");
     assert!(
-        told.contains("tokens and the context holds 64; /clear starts over"),
-        "{told}"
+        stderr.contains("tokens and the context holds 64; /clear starts over"),
+        "{stderr}"
     );
 }
 
@@ -499,7 +499,7 @@ fn a_context_that_is_nearly_full_is_noted_once() {
     let usage: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
     let count = |name: &str| usage[name].as_u64().unwrap();
     let used = count("prompt_tokens") + count("generated_tokens");
-    let told = notes(&piped(
+    let stderr = notes(&piped(
         &model,
         &format!("-cnv -c {}", used + 2),
         "hello\n/regen\n",
@@ -508,7 +508,7 @@ fn a_context_that_is_nearly_full_is_noted_once() {
         "note: {used} of the context's {} tokens are used; the oldest messages are dropped when it is full, -c sets a longer one\n",
         used + 2
     );
-    let (warned, again) = told.split_at(expected.len());
+    let (warned, again) = stderr.split_at(expected.len());
     assert_eq!(warned, expected);
     assert!(again.starts_with("note: answering again, with seed "));
     assert_eq!(again.lines().count(), 1, "{again}");
@@ -582,8 +582,11 @@ fn a_system_prompt_as_long_as_the_context_is_refused_before_any_message() {
     refusal(start(&["-sys", &long], "hello\n"), 1, &expected);
     refusal(start(&["-sys", &long, "-p", "hello"], ""), 1, &expected);
     let output = start(&[], &format!("/system {long}\n"));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(expected.iter().all(|part| told.contains(part)), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        expected.iter().all(|part| stderr.contains(part)),
+        "{stderr}"
+    );
     assert_eq!(output.status.code(), Some(1));
 }
 

@@ -36,7 +36,7 @@ fn commands_in_a_pipe_do_what_they_do_in_a_terminal() {
         let expected: String = expected.into_iter().map(String::as_str).collect();
         assert_eq!(result(found), expected, "{lines}");
     }
-    let told = notes(&answers(
+    let stderr = notes(&answers(
         "hello\n/stats\n/undo\n/system be brief\n/system\n/set\n/help\n",
     ));
     for expected in [
@@ -47,7 +47,7 @@ fn commands_in_a_pipe_do_what_they_do_in_a_terminal() {
         "\npredict 12, temp 0, top-k 40",
         "/save [FILE]",
     ] {
-        assert!(told.contains(expected), "no {expected:?} in {told}");
+        assert!(stderr.contains(expected), "no {expected:?} in {stderr}");
     }
     // With the next seed another answer is drawn.
     let drawn = result(answers("/set temp 3\nhello\n/regen\n"));
@@ -92,8 +92,8 @@ fn commands_say_what_they_did_in_a_line() {
         ),
         ("hello\n/undo\n", "took back: hello"),
     ] {
-        let told = notes(&piped(&model, "-cnv", lines));
-        assert_eq!(told, format!("note: {expected}\n"), "{lines}");
+        let stderr = notes(&piped(&model, "-cnv", lines));
+        assert_eq!(stderr, format!("note: {expected}\n"), "{lines}");
     }
     let listed = notes(&piped(&model, "-cnv", "/\n"));
     assert!(listed.contains("/bye, /exit, /quit   leave\n"), "{listed}");
@@ -122,10 +122,10 @@ fn a_conversation_replaces_no_file_but_its_own() {
         format!("/load {one}\n/clear\nhello\n/save {one}\n"),
     ] {
         let output = piped(&model, "-cnv", &lines);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         let expected =
             format!("error: {one}: this file is there already, and not of this conversation;");
-        assert!(told.contains(&expected), "{told}");
+        assert!(stderr.contains(&expected), "{stderr}");
         assert_eq!(output.status.code(), Some(1));
     }
     assert_eq!([&one, &two].map(|path| fs::read(path).unwrap()), before);
@@ -174,11 +174,11 @@ fn commands_that_cannot_be_done_are_refused_and_sent_to_nobody() {
         ),
     ] {
         let output = piped(&model, "-cnv", &format!("{line}\n"));
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{told}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(
-            told.starts_with("error: ") && told.contains(expected),
-            "{told}"
+            stderr.starts_with("error: ") && stderr.contains(expected),
+            "{stderr}"
         );
         assert!(output.stdout.is_empty());
     }
