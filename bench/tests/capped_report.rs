@@ -201,13 +201,13 @@ fn a_report_reads_as_what_was_found() {
     for line in [
         "| processor | A / processor, 2 usable |",
         "| cap | emel | emel, mapped | llama.cpp | the drive's limit | emel to llama.cpp |",
-        "| 400.0 MiB | 3.00 (2.00–4.00) | failed | 1.00 (1.00–1.00) | 2.00 | 3.00 (2.00–4.00) |",
+        "| 400 MiB | 3.00 (2.00–4.00) | failed | 1.00 (1.00–1.00) | 2.00 | 3.00 (2.00–4.00) |",
         "| drive, MiB/s | 8 slots |",
         "| 1024 KiB | 1000 |",
         "| emel | yes | 3.00 (2.00–4.00) | 3.00 | 500.0 | 7000 | – | 12 | 75% | 399 | – | – | – | 55 |",
         "| llama.cpp, repacked | no | killed | – | – | – | – | – | – | – | – | 1 | – | – |",
         "**llama.cpp did not run:** there is none.",
-        "1000.0 MiB, dense; a prompt of 64 tokens, an answer of 32 likeliest ones, 3 runs in turns, 2 threads, context 97.",
+        "1000 MiB, dense; a prompt of 64 tokens, an answer of 32 likeliest ones, 3 runs in turns, 2 threads, context 97.",
         "Caps by systemd, swap off; every run in a cgroup of its own.",
         "Of the model's 256000 pages at most 3 were in the page cache when a run began.",
         "llama.cpp, repacked was killed by the kernel for want of memory, in turn 1; it was not tried again.",
@@ -260,7 +260,7 @@ fn the_plots_have_a_line_for_each_lane_and_one_for_the_drive() {
     let report = report(vec![of(600, 3.0), of(400, 2.0)], false);
     let speed = report.speed_plot().unwrap();
     for name in [
-        "synth.gguf (1000.0 MiB): tokens per second",
+        "synth.gguf (1000 MiB): tokens per second",
         "median of 3 runs; bars from the lowest to the highest",
         "tokens/s",
         "memory cap, MiB",
@@ -349,7 +349,7 @@ fn a_sweep_in_which_nothing_finished_has_plots_that_show_it() {
     assert!(
         report
             .markdown("a", "b")
-            .contains("| 400.0 MiB | killed | – |")
+            .contains("| 400 MiB | killed | – |")
     );
 }
 

@@ -98,6 +98,8 @@ pub struct ExpectedRequest<'a> {
 pub struct PromptForm<'a> {
     /// How long its text may be.
     pub limit: TextLimit,
+    /// Tokens that the context may hold.
+    pub context: usize,
     /// The form of a conversation.
     #[cfg(feature = "chat")]
     pub chat_templates: &'a ChatTemplates,
@@ -171,6 +173,7 @@ impl Blueprint {
         };
         let form = PromptForm {
             limit: limits.text,
+            context,
             #[cfg(feature = "chat")]
             chat_templates: &contents.chat_templates,
             tokenizer: &contents.tokenizer,

@@ -154,15 +154,23 @@ impl fmt::Display for RamBudget {
     }
 }
 
-/// Bytes for people: `1.5 GiB`.
+/// Bytes for people, in units of powers of 1024 and three digits or so: `1.5 GiB`, `210 MiB`.
 pub fn in_binary_units(bytes: u64) -> String {
-    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-    for (shift, unit) in units {
-        if bytes >= 1 << shift {
-            return format!("{:.1} {unit}", bytes as f64 / f64::from(1_u32 << shift));
-        }
+    if bytes < 1024 {
+        return format!("{bytes} bytes");
     }
-    format!("{bytes} bytes")
+    let mut units = ["KiB", "MiB", "GiB", "TiB"].into_iter();
+    let mut value = bytes as f64;
+    let mut unit = "bytes";
+    // What would be rounded to 1024 is one of the next unit.
+    while value >= 1023.5
+        && let Some(next) = units.next()
+    {
+        value /= 1024.0;
+        unit = next;
+    }
+    let decimals = usize::from(value < 99.95);
+    format!("{value:.decimals$} {unit}")
 }
 
 #[cfg(test)]
@@ -227,6 +235,26 @@ mod tests {
             "99999999999T",
         ] {
             assert!(text.parse::<RamBudget>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_size_has_three_digits_or_so() {
+        const MIB: u64 = 1 << 20;
+        for (bytes, expected) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1024, "1.0 KiB"),
+            (2400, "2.3 KiB"),
+            (MIB - 1, "1.0 MiB"),
+            (64 * MIB, "64.0 MiB"),
+            (65_339_904, "62.3 MiB"),
+            (210 * MIB, "210 MiB"),
+            (1000 * MIB, "1000 MiB"),
+            (5 << 28, "1.2 GiB"),
+            (3 << 40, "3.0 TiB"),
+        ] {
+            assert_eq!(in_binary_units(bytes), expected, "{bytes} bytes");
         }
     }
 

@@ -48,12 +48,11 @@ pub use arguments::{parse, parse_with_llama_spellings};
 use clap::{Args, ValueEnum};
 use emel_model::tokenizer::Tokenizer;
 use escapes::Escapes;
-use indicatif::HumanBytes;
 use interrupt::EndSignal;
 use message::{message, one_line};
 use nix::sys::resource::{Resource, getrlimit};
-use progress::LoadingBar;
 pub use progress::spinner;
+use progress::{LoadingBar, beside_bar};
 use remedies::{in_options, limit_in_options, notice_in_options};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -360,17 +359,14 @@ pub async fn start(mut blueprint: Blueprint) -> anyhow::Result<Engine> {
     if blueprint.settings.ram_budget == RamBudget::Automatic {
         notice(&format!(
             "RAM budget {}, 85% of what is available; --ram-budget sets it",
-            HumanBytes(blueprint.plan.budget_bytes)
+            in_binary_units(blueprint.plan.budget_bytes)
         ));
     }
     blueprint.check_memory()?;
     drive::measure_new(&mut blueprint).await;
     let bar = LoadingBar::start();
     let shown = bar.clone();
-    blueprint.listener = NoticeListener::new(move |found| {
-        shown.suspend(|| notice(&notice_in_options(found)));
-    });
-    let shown = bar.clone();
+    blueprint.listener = NoticeListener::new(|found| notice(&notice_in_options(found)));
     let on_progress = move |bytes, total| shown.update(bytes, total);
     let started = Engine::start(blueprint, on_progress).await;
     // Before the error is written.
@@ -411,9 +407,12 @@ pub fn notice(text: &str) {
     tell(&format!("note: {}", one_line(text)));
 }
 
-/// Writes a line to standard error. If that fails, there is no other place to say so.
+/// Writes a line to standard error, above a bar that is shown. If that fails, there is no other
+/// place to say so.
 pub fn tell(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    beside_bar(|| {
+        let _ = writeln!(io::stderr(), "{line}");
+    });
 }
 
 /// Runs a command on a stack that is large enough, whatever the limit (`ulimit -s`) is.

@@ -135,8 +135,8 @@ fn no_model_is_replaced_by_the_result() {
     for input in [&fixture, &model] {
         let done = dequantise(input, &model);
         assert!(!done.status.success());
-        let told = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert!(told.contains("this is a model"), "{told}");
+        let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(stderr.contains("this is a model"), "{stderr}");
     }
     assert!(fs::read(&model).unwrap() == fs::read(&fixture).unwrap());
 }

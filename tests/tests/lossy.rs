@@ -179,8 +179,11 @@ fn where_all_experts_stay_in_memory_nothing_changes_and_the_user_is_told() {
             lossy.io = Io::Only(backend);
             let notices = Blueprint::new(&model, lossy.clone()).unwrap().notices;
             let lossy = |notice: &&Notice| matches!(notice, Notice::Lossy { .. });
-            let told = notices.iter().find(lossy).unwrap().to_string();
-            assert!(told.starts_with("LOSSY: ") && told.contains(part), "{told}");
+            let message = notices.iter().find(lossy).unwrap().to_string();
+            assert!(
+                message.starts_with("LOSSY: ") && message.contains(part),
+                "{message}"
+            );
         }
     }
 }

@@ -157,15 +157,15 @@ fn ranks_counted_in_one_run_tell_the_misses_of_caches_of_all_sizes() {
         earlier.truncate(text.len() - LATEST_POSITIONS);
         for slots in SLOTS {
             let all = SHAPE.layers * SHAPE.experts;
-            let told = learnt.misses.miss_share(slots as f64 / all as f64).unwrap();
+            let share = learnt.misses.miss_share(slots as f64 / all as f64).unwrap();
             let score = |trace| replay(trace, slots, Policy::Learned, None);
             let (all, before) = (score(&text), score(&earlier));
             let demands = all.demands - before.demands;
             let missed = 1.0 - (all.hits - before.hits) as f64 / demands as f64;
             // Of nine, the one farthest off is 3.5 % off.
             assert!(
-                (told / missed - 1.0).abs() < 0.06,
-                "{slots}: {told}, {missed}"
+                (share / missed - 1.0).abs() < 0.06,
+                "{slots}: {share}, {missed}"
             );
         }
     }

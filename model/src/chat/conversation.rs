@@ -234,20 +234,30 @@ impl Conversation {
     }
 }
 
+/// The marks of models that write in channels (gpt-oss), in the order of an answer.
+pub mod channels {
+    /// What begins thoughts.
+    pub const ANALYSIS: &str = "<|channel|>analysis<|message|>";
+    /// What ends them.
+    pub const END: &str = "<|end|>";
+    /// What begins the next part.
+    pub const START: &str = "<|start|>assistant";
+    /// What begins the answer proper.
+    pub const FINAL: &str = "<|channel|>final<|message|>";
+}
+
 /// The message that an answer becomes. Models that write in channels (gpt-oss) put
 /// their thoughts before the answer proper; their templates want them apart.
 pub fn assistant_message(answer: &str) -> Map<String, Value> {
-    const ANALYSIS: &str = "<|channel|>analysis<|message|>";
-    const FINAL: &str = "<|channel|>final<|message|>";
     let mut message = Map::from_iter([("role".to_owned(), "assistant".into())]);
-    let (before, content) = match answer.split_once(FINAL) {
+    let (before, content) = match answer.split_once(channels::FINAL) {
         Some(parts) => parts,
-        None if answer.starts_with(ANALYSIS) => (answer, ""),
+        None if answer.starts_with(channels::ANALYSIS) => (answer, ""),
         None => ("", answer),
     };
     message.insert("content".to_owned(), content.into());
-    if let Some((_, thoughts)) = before.split_once(ANALYSIS) {
-        let thoughts = thoughts.split("<|end|>").next().unwrap_or_default();
+    if let Some((_, thoughts)) = before.split_once(channels::ANALYSIS) {
+        let thoughts = thoughts.split(channels::END).next().unwrap_or_default();
         message.insert("thinking".to_owned(), thoughts.into());
     }
     message

@@ -43,7 +43,7 @@ use emel_loader::gguf::{Metadata, MetadataError};
 use minijinja::Environment;
 use minijinja::value::Serde;
 
-pub use conversation::{Conversation, ConversationError, assistant_message};
+pub use conversation::{Conversation, ConversationError, assistant_message, channels};
 pub use error::ChatError;
 use forms::Forms;
 

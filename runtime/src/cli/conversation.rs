@@ -17,20 +17,23 @@ use anyhow::{Context, bail};
 use clap::Args;
 use commands::{Meaning, Next, meaning};
 use display::{ColourChoice, Colours, ReasoningFormat};
-use emel_model::chat::{ChatTemplate, ChatTemplates, Conversation};
+use emel_model::chat::{ChatTemplate, Conversation};
 use history::History;
 use lines::{Entry, Input};
 use serde_json::{Map, Value};
-use talk::{Answered, SamplerRoom, Talk};
-pub use talk::{ContextFull, PREDICT_DEFAULT};
+pub use talk::ContextFull;
+use talk::{Answered, SamplerRoom, Talk, check_system};
 
 use super::answers::AnswerOptions;
 use super::escapes::Escapes;
 use super::interrupt::{EndSignal, Interrupts};
 use super::template::TemplateOptions;
-use super::{Interrupted, Kept, OutputError, message, notice, one_line, read_text, start, tell};
-use crate::blueprint::Blueprint;
+use super::{Interrupted, Kept, OutputError, message, one_line, read_text, start, tell};
+use crate::blueprint::{Blueprint, PromptForm};
 use crate::{Engine, Error, Prompt, Request, TextLimit, Usage};
+
+/// Tokens of an answer unless `-n` says otherwise: as many as the context holds.
+pub const PREDICT_DEFAULT: i64 = -1;
 
 /// Options of a conversation, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
@@ -40,7 +43,8 @@ pub struct ConversationOptions {
     #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     pub conversation: bool,
 
-    /// Continue the text as it is, which is the default for a base model [short: -no-cnv]
+    /// Continue the text as it is, which is the default for a base model; in a terminal without
+    /// -p, each text that is typed [short: -no-cnv]
     #[arg(
         long,
         overrides_with_all = ["conversation", "no_conversation"],
@@ -106,7 +110,8 @@ pub struct ConversationOptions {
 /// What a conversation begins with, and how far it goes.
 #[derive(Debug)]
 pub struct Turns {
-    template: ChatTemplate,
+    /// How messages are written; without one, each is a text that is continued.
+    template: Option<ChatTemplate>,
     /// What comes before the first message.
     beginning: Conversation,
     /// The first message, if it is known already.
@@ -116,17 +121,32 @@ pub struct Turns {
 }
 
 impl Turns {
+    /// Texts that are continued, each on its own, or a single one.
+    pub fn of_texts(is_single: bool) -> Self {
+        Self {
+            template: None,
+            beginning: Conversation::default(),
+            first: None,
+            is_single,
+        }
+    }
+
+    /// Whether they are texts that are continued.
+    pub fn are_texts(&self) -> bool {
+        self.template.is_none()
+    }
+
     /// The prompt of the first message, if it is known already.
     ///
     /// # Errors
     /// When the template refuses the message.
     pub fn first_prompt(&self) -> anyhow::Result<Option<Prompt>> {
-        let Some(text) = &self.first else {
+        let (Some(text), Some(template)) = (&self.first, &self.template) else {
             return Ok(None);
         };
         let mut conversation = self.beginning.clone();
         conversation.push("user", text);
-        let prompt = self.template.render(&conversation)?;
+        let prompt = template.render(&conversation)?;
         Ok(Some(Prompt::Rendered(prompt)))
     }
 }
@@ -152,17 +172,19 @@ impl ConversationOptions {
     /// A conversation with the model at `path`.
     ///
     /// # Errors
-    /// When the template or the system prompt cannot be used.
+    /// When the template or the system prompt cannot be used, or that is too long.
     pub fn turns(
         &self,
         path: &Path,
-        templates: &ChatTemplates,
-        limit: &TextLimit,
+        form: &PromptForm<'_>,
         (first, is_single): (Option<String>, bool),
     ) -> anyhow::Result<Turns> {
+        let template = self.template.compile(path, form.chat_templates, false)?;
+        let beginning = self.beginning(&form.limit)?;
+        check_system(beginning.system(), form.tokenizer, form.context)?;
         Ok(Turns {
-            template: self.template.compile(path, templates, false)?,
-            beginning: self.beginning(limit)?,
+            template: Some(template),
+            beginning,
             first,
             is_single,
         })
@@ -206,6 +228,8 @@ fn template_variables(text: &str) -> Result<Map<String, Value>, String> {
 pub struct Answering {
     /// What `/set` changes.
     pub options: AnswerOptions,
+    /// Tokens of an answer where the options do not say.
+    pub predict_default: i64,
     /// How escapes in texts among the options are read.
     pub escapes: Escapes,
     /// The options as a request, whose prompt is not used.
@@ -233,23 +257,30 @@ pub async fn run(
         first,
         is_single,
     } = turns;
+    let reasoning = match template {
+        Some(_) => options.reasoning_format,
+        None => ReasoningFormat::None,
+    };
     let mut talk = Talk {
         template,
         tokenizer: Arc::clone(&blueprint.tokenizer),
         answers: answering.options,
+        predict_default: answering.predict_default,
         escapes: answering.escapes,
         request: answering.request,
         sampler_room: SamplerRoom::of(&blueprint),
         conversation: beginning,
         context_full: options.context_full,
-        reasoning: options.reasoning_format,
+        reasoning,
         colours: Colours::new(options.color),
         session,
+        kept_in: None,
         last_usage: None,
         is_warned: is_single,
     };
     let saved = talk.session.clone().filter(|path| path.exists());
     if let Some(path) = &saved
+        && talk.template.is_some()
         && !talk.read_messages(path, talk.system().is_some())?
     {
         bail!(
@@ -257,6 +288,7 @@ pub async fn run(
             path.display()
         );
     }
+    talk.check_system(talk.system())?;
     if let (Some(text), Some(_)) = (&first, &saved) {
         check_first(&talk, text, &blueprint)?;
     }
@@ -272,7 +304,8 @@ pub async fn run(
         .await;
     let engine = started.map_err(ended_by)??;
     if let Some(path) = &saved {
-        engine.restore_session(path).await?;
+        let tokens = engine.restore_session(path).await?;
+        talk.note(&talk.taken_from("resumed", path, tokens));
     }
     let outcome = converse(
         &mut talk,
@@ -285,9 +318,9 @@ pub async fn run(
     .await;
     // The terminal is what it was before anything else is done or said.
     drop(input);
-    match &talk.session {
+    match talk.session.clone() {
         Some(path) => {
-            let saving = talk.save(&engine, path);
+            let saving = talk.save(&engine, &path);
             let tokens = Interrupts::or_exit(Some(&mut interrupts), saving).await?;
             outcome.map_err(|error| with_session(error, tokens))
         }
@@ -300,7 +333,7 @@ pub async fn run(
 fn check_first(talk: &Talk, text: &str, blueprint: &Blueprint) -> anyhow::Result<()> {
     let mut conversation = talk.conversation.clone();
     conversation.push("user", text);
-    let prompt = talk.template.render(&conversation)?;
+    let prompt = talk.written(&conversation)?;
     let is_alone = talk.conversation.messages().len() <= usize::from(talk.system().is_some());
     match blueprint.prompt_ids(Prompt::Rendered(prompt)) {
         // What is too long because of earlier messages can be shortened.
@@ -327,7 +360,7 @@ async fn converse(
         let before = talk.conversation.clone();
         let next = match (first.take(), &mut input) {
             (Some(text), _) => {
-                talk.conversation.push("user", &text);
+                talk.push(&text);
                 Ok(Next::Answer)
             }
             (None, Some(input)) => match input.next(interrupts).await? {
@@ -345,9 +378,9 @@ async fn converse(
                 let answered = answer(talk, engine, interrupts, on_usage).await;
                 answered.map(Some)
             }
-            Ok(Next::Save(path)) => talk.save(engine, &path).await.map(|tokens| {
-                let path = path.display();
-                notice(&format!("{path}: saved, with the state of {tokens} tokens"));
+            Ok(Next::Save(path)) => talk.save(engine, &path).await.map(|_| {
+                let messages = talk.messages();
+                talk.note(&format!("saved {messages} to {}", path.display()));
                 None
             }),
             Ok(Next::Load(path)) => load(talk, engine, &path).await.map(|()| None),
@@ -411,7 +444,7 @@ fn step(talk: &mut Talk, text: &str) -> anyhow::Result<Next> {
     match meaning(text)? {
         Meaning::Message(text) if text.trim().is_empty() => Ok(Next::Line),
         Meaning::Message(text) => {
-            talk.conversation.push("user", text);
+            talk.push(text);
             Ok(Next::Answer)
         }
         Meaning::Command(command, arguments) => command.run(talk, arguments),
@@ -424,11 +457,7 @@ async fn load(talk: &mut Talk, engine: &Engine, path: &Path) -> anyhow::Result<(
         bail!("{}: the session has no messages", path.display());
     }
     let tokens = engine.restore_session(path).await?;
-    let messages = talk.conversation.messages().len();
-    let path = path.display();
-    notice(&format!(
-        "{path}: {messages} messages, with the state of {tokens} tokens"
-    ));
+    talk.note(&talk.taken_from("loaded", path, tokens));
     Ok(())
 }
 

@@ -2,13 +2,15 @@
 //! after a second; what took over two leaves a line.
 
 use std::io::{self, IsTerminal};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle, WeakProgressBar};
 
 use super::tell;
-use super::units::{duration, estimate, number, size};
+use super::units::{duration, estimate, number};
 use crate::PromptProgress;
+use crate::budget::in_binary_units;
 
 /// Work that takes longer shows its progress.
 const QUIET_TIME: Duration = Duration::from_secs(1);
@@ -18,6 +20,19 @@ const LINE_TIME: Duration = Duration::from_secs(2);
 
 /// How a bar looks, with its name, width and message.
 const TEMPLATE: &str = "{prefix} {bar:20} {msg}";
+
+/// The bar that is shown, or will be: there is one at a time.
+static SHOWN: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
+
+/// Writes something to the terminal without tearing the bar that is shown, if any.
+pub fn beside_bar(write: impl FnOnce()) {
+    let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let bar = shown.as_ref().and_then(WeakProgressBar::upgrade);
+    match bar.filter(|bar| !bar.is_finished()) {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
 
 /// A spinner on standard error, which appears after a second.
 pub fn spinner(what: &'static str) -> ProgressBar {
@@ -45,20 +60,15 @@ impl LoadingBar {
 
     /// Shows that `bytes` of `total_bytes` are in memory.
     pub fn update(&self, bytes: u64, total_bytes: u64) {
-        let (done, total) = (size(bytes), size(total_bytes));
+        let (done, total) = (in_binary_units(bytes), in_binary_units(total_bytes));
         let pace = Pace::new(bytes, total_bytes, self.begun.elapsed());
         let rest = pace.map_or_else(String::new, |pace| {
-            let per_second = size(pace.per_second as u64);
+            let per_second = in_binary_units(pace.per_second as u64);
             format!(", {per_second}/s, {} left", estimate(pace.left))
         });
         self.bar.set_length(total_bytes);
         self.bar.set_position(bytes);
         self.bar.set_message(format!("{done} of {total}{rest}"));
-    }
-
-    /// Writes something without tearing the bar.
-    pub fn suspend(&self, write: impl FnOnce()) {
-        self.bar.suspend(write);
     }
 
     /// Takes the bar away.
@@ -72,7 +82,11 @@ impl LoadingBar {
         let time = self.begun.elapsed();
         let bytes = self.bar.position();
         if time >= LINE_TIME && bytes > 0 {
-            tell_on_terminal(&format!("loaded {} in {}", size(bytes), duration(time)));
+            tell_on_terminal(&format!(
+                "loaded {} in {}",
+                in_binary_units(bytes),
+                duration(time)
+            ));
         }
     }
 }
@@ -218,6 +232,7 @@ fn show_later(bar: &ProgressBar) {
         return;
     }
     let bar = bar.downgrade();
+    *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
     let started = Instant::now();
     std::thread::spawn(move || {
         std::thread::sleep(QUIET_TIME.saturating_sub(started.elapsed()));
@@ -249,6 +264,21 @@ mod tests {
             line,
             "read 3000 tokens of the prompt after 100 resumed in 5 min, 10/s"
         );
+    }
+
+    #[test]
+    fn a_line_is_written_once_whether_or_not_there_is_a_bar() {
+        let bar = hidden_bar();
+        for shown in [None, Some(bar.downgrade())] {
+            *SHOWN.lock().unwrap() = shown;
+            let mut lines = 0;
+            beside_bar(|| lines += 1);
+            assert_eq!(lines, 1);
+        }
+        bar.finish_and_clear();
+        let mut lines = 0;
+        beside_bar(|| lines += 1);
+        assert_eq!(lines, 1);
     }
 
     #[test]

@@ -110,7 +110,8 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     options.experts.apply(&mut settings);
     let (blueprint, task, ids) = options.blueprint(settings)?;
     let answers = options.answers.clone();
-    let mut request = answers.request(sampler, &blueprint.tokenizer, task.predict_default());
+    let predict_default = task.predict_default();
+    let mut request = answers.request(sampler, &blueprint.tokenizer, predict_default);
     blueprint.check_sampler(&request.sampler)?;
     let (statistics, profile) = options.outputs(&task, &blueprint)?;
     let mut last_usage = None;
@@ -126,6 +127,7 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
         Task::Converse(turns) => {
             let answering = Answering {
                 options: answers,
+                predict_default,
                 escapes,
                 request,
             };
@@ -161,9 +163,17 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
 impl Task {
     /// Tokens of an answer unless the user says how many.
     fn predict_default(&self) -> i64 {
+        match self.is_of_text() {
+            true => CONTINUED_TOKENS,
+            false => conversation::PREDICT_DEFAULT,
+        }
+    }
+
+    /// Whether texts are continued.
+    fn is_of_text(&self) -> bool {
         match self {
-            Self::Continue(_) => CONTINUED_TOKENS,
-            Self::Converse(_) => conversation::PREDICT_DEFAULT,
+            Self::Continue(_) => true,
+            Self::Converse(turns) => turns.are_texts(),
         }
     }
 }
@@ -207,7 +217,7 @@ impl RunOptions {
         let answer_tokens = usize::try_from(predict).ok().filter(|_| is_known);
         Ok(ExpectedRequest {
             prompt,
-            renders: matches!(task, Task::Converse(_)),
+            renders: !task.is_of_text(),
             answer_tokens,
             session,
         })
@@ -227,10 +237,20 @@ impl RunOptions {
         let text = match () {
             () if is_given => Some(self.text.read(Some(&limit))?),
             () if is_conversation && takes_lines => None,
-            () if has_terminal => return Err(no_text("the text", "missing", is_base).into()),
+            () if has_terminal => {
+                cli::notice(match is_base {
+                    true => {
+                        "this is a base model (no chat template): it goes on with each text that you type; -cnv talks to it all the same"
+                    }
+                    false => "the model goes on with each text that you type (-no-cnv)",
+                });
+                return Ok(Task::Converse(Box::new(Turns::of_texts(
+                    options.single_turn,
+                ))));
+            }
             () => match without_last_line_break(read_text(Path::new("-"), Some(&limit))?) {
                 text if text.trim().is_empty() => {
-                    return Err(no_text("standard input", "empty", is_base).into());
+                    return Err(no_text(is_base).into());
                 }
                 text => Some(text),
             },
@@ -242,8 +262,7 @@ impl RunOptions {
         let is_answer_for_file = is_given && !io::stdout().is_terminal();
         let is_whole_text = !takes_lines || self.text.file.is_some() || is_answer_for_file;
         let is_single = options.single_turn || (is_whole_text && !options.conversation);
-        let (model, templates) = (&self.model.model, form.chat_templates);
-        let turns = options.turns(model, templates, &limit, (text, is_single))?;
+        let turns = options.turns(&self.model.model, form, (text, is_single))?;
         Ok(Task::Converse(Box::new(turns)))
     }
 
@@ -261,7 +280,7 @@ impl RunOptions {
         if let Some(session) = &self.session {
             named.kept("--session", session)?;
             blueprint.check_session(session)?;
-            let is_text = matches!(task, Task::Continue(_)) && session.exists();
+            let is_text = task.is_of_text() && session.exists();
             if is_text && session_attachment(session)?.is_some() {
                 bail!(
                     "{}: the session is of a conversation, which a text would replace; choose another name, or go on with it (-cnv)",
@@ -282,7 +301,7 @@ impl RunOptions {
 }
 
 /// An error where there is no text and nothing else to do.
-fn no_text(place: &'static str, found: &str, is_base: bool) -> OptionError {
+fn no_text(is_base: bool) -> OptionError {
     let expected = match is_base {
         true => {
             "one to continue, as -p TEXT or -f FILE; this is a base model (no chat template), and -cnv talks to it all the same"
@@ -290,8 +309,8 @@ fn no_text(place: &'static str, found: &str, is_base: bool) -> OptionError {
         false => "one, as -p TEXT or -f FILE",
     };
     OptionError {
-        option: place,
-        found: found.to_owned(),
+        option: "standard input",
+        found: "empty".to_owned(),
         expected: expected.to_owned(),
     }
 }

@@ -5,12 +5,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use emel_model::sampler::{Mirostat, SamplerOptions, Stage};
 use emel_model::tokenizer::Tokenizer;
+use serde::{Serialize, Serializer};
 
 use super::escapes::Escapes;
 use super::remedies::{OptionError, in_options};
 
 /// How tokens are drawn.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = "Sampling", allow_negative_numbers = true)]
 pub struct SamplingOptions {
     /// Temperature; 0 always takes the most probable token
@@ -105,6 +107,7 @@ pub struct SamplingOptions {
     /// A number added to a token's logit, as 15043+1 or 15043-inf; may be given more than
     /// once
     #[arg(short, long, value_name = "ID±X", value_parser = logit_bias)]
+    #[serde(serialize_with = "as_given")]
     pub logit_bias: Vec<(u32, f32)>,
 
     /// Tokens that the samplers above leave at least
@@ -132,6 +135,18 @@ pub struct SamplingOptions {
 /// An order of stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stages(Vec<Stage>);
+
+impl Serialize for Stages {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let names: Vec<&str> = self.0.iter().map(|stage| stage.name()).collect();
+        serializer.serialize_str(&names.join(";"))
+    }
+}
+
+/// Biases as `--logit-bias` takes them.
+fn as_given<S: Serializer>(biases: &[(u32, f32)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(biases.iter().map(|(id, bias)| format!("{id}{bias:+}")))
+}
 
 impl SamplingOptions {
     /// The sampler's options, checked; a seed is chosen where none is given. `escapes` are

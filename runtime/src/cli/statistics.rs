@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal};
 
 use super::tell;
-use super::units::{milliseconds, number, size};
+use super::units::{milliseconds, number};
+use crate::budget::in_binary_units;
 use crate::{ExpertUsage, Spent, Usage};
 
 /// Columns that a line of the table takes at most.
@@ -22,20 +23,21 @@ pub fn tell_speed(usage: &Usage) {
     }
 }
 
-/// How fast an answer was: `60 tokens, 5.8/s, first after 2 min 51 s, 210 MiB read each`. The
-/// rate and the bytes are those of the tokens after the first.
+/// How fast an answer was: `60 tokens at 5.8 tokens/s, first after 2 min 51 s, 210 MiB read per
+/// token`. The rate and the bytes are those of the tokens after the first.
 pub fn speed_line(usage: &Usage) -> String {
     let tokens = usage.generated_tokens;
     let unit = if tokens == 1 { "token" } else { "tokens" };
     let mut line = format!("{tokens} {unit}");
     if usage.decode_tokens_per_second > 0.0 {
-        line += &format!(", {}/s", number(usage.decode_tokens_per_second));
+        line += &format!(" at {} tokens/s", number(usage.decode_tokens_per_second));
     }
     if tokens > 0 {
         line += &format!(", first after {}", milliseconds(usage.first_token_ms));
     }
     if usage.streamed_bytes_per_token > 0 {
-        line += &format!(", {} read each", size(usage.streamed_bytes_per_token));
+        let read = in_binary_units(usage.streamed_bytes_per_token);
+        line += &format!(", {read} read per token");
     }
     line
 }
@@ -67,12 +69,21 @@ fn table(usage: &Usage) -> Vec<String> {
     lines.extend(section(
         "read:",
         [
-            format!("{} for prompt and answer", size(usage.bytes_read)),
-            format!("{} since the start", size(usage.bytes_read_since_open)),
-            format!("{} per token", size(usage.streamed_bytes_per_token)),
+            format!(
+                "{} for prompt and answer",
+                in_binary_units(usage.bytes_read)
+            ),
+            format!(
+                "{} since the start",
+                in_binary_units(usage.bytes_read_since_open)
+            ),
+            format!(
+                "{} per token",
+                in_binary_units(usage.streamed_bytes_per_token)
+            ),
             format!(
                 "{}/s while decoding",
-                size(usage.decode_bytes_per_second as u64)
+                in_binary_units(usage.decode_bytes_per_second as u64)
             ),
             format!("{} retries", usage.retries),
             format!("{} major faults", usage.major_faults),
@@ -128,11 +139,14 @@ fn of_experts(experts: &ExpertUsage, decoded_tokens: usize) -> Vec<String> {
             format!("{} hits", experts.hits),
             format!("{} late", experts.late),
             format!("{} misses", experts.misses),
-            format!("{} missed per token", size(experts.missed_bytes_per_token)),
+            format!(
+                "{} missed per token",
+                in_binary_units(experts.missed_bytes_per_token)
+            ),
         ],
     );
     let guesses = &experts.prefetch.counts;
-    let (issued, bytes) = (guesses.issued, size(guesses.issued_bytes));
+    let (issued, bytes) = (guesses.issued, in_binary_units(guesses.issued_bytes));
     lines.extend(section(
         "guesses:",
         [
@@ -154,7 +168,7 @@ fn of_experts(experts: &ExpertUsage, decoded_tokens: usize) -> Vec<String> {
             format!("{} for experts while decoding", milliseconds(wait.total_ms)),
             format!("the drive idle in {} of it", milliseconds(wait.idle_ms)),
             format!("otherwise {} reads under way", number(wait.reads)),
-            format!("{}/s", size(wait.bytes_per_second as u64)),
+            format!("{}/s", in_binary_units(wait.bytes_per_second as u64)),
         ],
     ));
     lines
@@ -200,14 +214,14 @@ fn memory(usage: &Usage) -> Vec<String> {
     section(
         "memory:",
         [
-            format!("budget {}", size(usage.budget_bytes)),
-            format!("planned {}", size(usage.planned_bytes)),
-            format!("peak {}", size(usage.peak_memory_bytes)),
-            format!("pinned {}", size(usage.pinned_bytes)),
-            format!("ring {}", size(usage.ring_bytes)),
-            format!("experts {}", size(expert_bytes)),
-            format!("KV {}", size(usage.kv_bytes)),
-            format!("given back {}", size(usage.given_back_bytes)),
+            format!("budget {}", in_binary_units(usage.budget_bytes)),
+            format!("planned {}", in_binary_units(usage.planned_bytes)),
+            format!("peak {}", in_binary_units(usage.peak_memory_bytes)),
+            format!("pinned {}", in_binary_units(usage.pinned_bytes)),
+            format!("ring {}", in_binary_units(usage.ring_bytes)),
+            format!("experts {}", in_binary_units(expert_bytes)),
+            format!("KV {}", in_binary_units(usage.kv_bytes)),
+            format!("given back {}", in_binary_units(usage.given_back_bytes)),
         ],
     )
 }
@@ -327,12 +341,12 @@ mod tests {
         let mut usage = usage();
         assert_eq!(
             speed_line(&usage),
-            "60 tokens, 5.8/s, first after 2 min 51 s, 210 MiB read each"
+            "60 tokens at 5.8 tokens/s, first after 2 min 51 s, 210 MiB read per token"
         );
         usage.streamed_bytes_per_token = 0;
         assert_eq!(
             speed_line(&usage),
-            "60 tokens, 5.8/s, first after 2 min 51 s"
+            "60 tokens at 5.8 tokens/s, first after 2 min 51 s"
         );
         usage.generated_tokens = 1;
         usage.decode_tokens_per_second = 0.0;

@@ -1,4 +1,4 @@
-//! Durations and sizes as a person reads them.
+//! Durations and numbers as a person reads them.
 
 use std::time::Duration;
 
@@ -40,19 +40,6 @@ fn in_two(small: u64, large_unit: &str, small_unit: &str) -> String {
 /// As [`duration`], of milliseconds.
 pub(super) fn milliseconds(time: f64) -> String {
     duration(Duration::from_secs_f64(time.max(0.0) / 1e3))
-}
-
-/// A size in units of powers of 1024: `210 MiB`, `1.2 GiB`, `64 MiB`.
-pub(super) fn size(bytes: u64) -> String {
-    let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    // What would be rounded to 1024 is one of the next unit.
-    while value >= 1023.5 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{} {}", number(value), units[unit])
 }
 
 /// A number with three digits or so: `5.8`, `64`, `210`.
@@ -97,23 +84,5 @@ mod tests {
         }
         let long = estimate(Duration::from_secs(171));
         assert_eq!(long, "2 min 51 s");
-    }
-
-    #[test]
-    fn a_size_has_three_digits_or_so() {
-        const MIB: u64 = 1 << 20;
-        for (bytes, expected) in [
-            (0, "0 bytes"),
-            (1023, "1023 bytes"),
-            (2400, "2.3 KiB"),
-            (MIB - 1, "1 MiB"),
-            (64 * MIB, "64 MiB"),
-            (65_339_904, "62.3 MiB"),
-            (210 * MIB, "210 MiB"),
-            (5 << 28, "1.2 GiB"),
-            (3 << 40, "3 TiB"),
-        ] {
-            assert_eq!(size(bytes), expected, "{bytes} bytes");
-        }
     }
 }

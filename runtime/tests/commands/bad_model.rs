@@ -368,7 +368,7 @@ fn impossible_heads_are_refused() {
     model_refused(&model, &["blk.0.attn_q.weight", "expected 32 × 64"]);
     let model = Model::llama().with("llama.block_count", Field::U32(1 << 28));
     model_refused(&model, &["blk.3.attn_norm.weight", "missing"]);
-    for (kv_heads, told) in [
+    for (kv_heads, expected) in [
         (&[2, 1, 2][..], "blk.1.attn_k.weight"),
         (&[2, 0, 2], "is 0 for layer 1"),
         (&[0, 0, 0], "expected heads in some layer"),
@@ -378,7 +378,7 @@ fn impossible_heads_are_refused() {
     ] {
         let kv_heads = Field::i32s(kv_heads);
         let model = Model::llama().with("llama.attention.head_count_kv", kv_heads);
-        model_refused(&model, &[told]);
+        model_refused(&model, &[expected]);
     }
 }
 

@@ -27,14 +27,14 @@ pub(crate) fn chatty_llama(folder: &TempDir, template: &str) -> PathBuf {
 pub(crate) const ROLES: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
 
 /// The small llama as a base model.
-fn base_llama(folder: &TempDir) -> PathBuf {
+pub(crate) fn base_llama(folder: &TempDir) -> PathBuf {
     Model::llama()
         .without("tokenizer.chat_template")
         .write(folder)
 }
 
 /// What `emel run MODEL ARGS…` makes of a text on standard input.
-fn piped(model: &Path, arguments: &str, text: &str) -> Output {
+pub(crate) fn piped(model: &Path, arguments: &str, text: &str) -> Output {
     let mut command = command("emel");
     command.arg("run").arg(model).args(["--ram-budget", "64M"]);
     command.args(words("--temp 0 -n 12 --ignore-eos"));
@@ -46,7 +46,7 @@ fn piped(model: &Path, arguments: &str, text: &str) -> Output {
 }
 
 /// What a command that went well has said on standard error.
-fn notes(output: &Output) -> String {
+pub(crate) fn notes(output: &Output) -> String {
     let notes = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(output.status.code(), Some(0), "{notes}");
     notes
@@ -264,9 +264,9 @@ fn a_conversation_too_long_for_the_context_is_told_and_the_next_one_answered() {
     let arguments = [&SMALL[..], &["-c", "256", "-n", "4", "--ignore-eos"]].concat();
     let output = talk(&llama(), &arguments, &lines);
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(notes.contains("error: the conversation has "), "{notes}");
+    assert!(notes.contains("error: the message has "), "{notes}");
     assert!(
-        notes.contains("the context holds 256; /clear starts over"),
+        notes.contains("the context holds 256; shorten it, -c sets a longer context"),
         "{notes}"
     );
     assert!(notes.ends_with("error: a line failed; the error above says why\n"));
@@ -350,8 +350,8 @@ fn options_of_a_conversation_belong_to_one() {
     result(emel_run(&broken.write(&folder), words("-no-cnv -p a -n 1")));
     let number = Model::llama().with("tokenizer.chat_template", Field::U32(3));
     let number = number.write(&folder);
-    let told = ["model.gguf", "holds the integer 3", "--chat-template"];
-    refusal(emel_run(&number, words("-cnv")), 1, &told);
+    let expected = ["model.gguf", "holds the integer 3", "--chat-template"];
+    refusal(emel_run(&number, words("-cnv")), 1, &expected);
     result(emel_run(&number, words("-no-cnv -p a -n 1")));
     let given = words("-cnv --chat-template chatml -st -n 1").chain(["-p", "a"]);
     result(emel_run(&number, given));
@@ -402,14 +402,14 @@ fn a_base_model_continues_text_and_says_that_it_is_one_where_it_is_talked_to() {
         result(piped(&llama(), "-no-cnv -p hello", "")),
         without_template
     );
-    let told = "note: this is a base model (no chat template): ChatML is used";
+    let note = "note: this is a base model (no chat template): ChatML is used";
     for arguments in ["-cnv -p hello", "-sys hello -p hello", "-st -p hello"] {
         let found = piped(&base, arguments, "");
-        assert_eq!(notes(&found).matches(told).count(), 1, "{arguments}");
+        assert_eq!(notes(&found).matches(note).count(), 1, "{arguments}");
         assert_ne!(result(found), without_template, "{arguments}");
     }
-    let told = ["standard input is empty", "base model", "-cnv"];
-    refusal(piped(&base, "", " \n"), 2, &told);
+    let expected = ["standard input is empty", "base model", "-cnv"];
+    refusal(piped(&base, "", " \n"), 2, &expected);
 }
 
 #[test]
@@ -473,19 +473,19 @@ fn the_oldest_messages_make_room_when_the_context_is_full() {
     let whole = piped(&model, "-cnv -c 400 -sys system", lines);
     assert_eq!(notes(&whole), "");
     let found = piped(&model, "-cnv -c 64 -sys system", lines);
-    let told = notes(&found);
+    let stderr = notes(&found);
     assert!(
-        told.contains(
+        stderr.contains(
             "context of 64 tokens is full: the oldest message and its answer are dropped; -c sets"
         ),
-        "{told}"
+        "{stderr}"
     );
     let stopped = piped(&model, "-cnv -c 64 -sys system --context-full stop", lines);
-    let told = String::from_utf8_lossy(&stopped.stderr).into_owned();
-    assert_eq!(stopped.status.code(), Some(1), "{told}");
+    let stderr = String::from_utf8_lossy(&stopped.stderr).into_owned();
+    assert_eq!(stopped.status.code(), Some(1), "{stderr}");
     assert!(
-        told.contains("tokens and the context holds 64; /clear starts over"),
-        "{told}"
+        stderr.contains("tokens and the context holds 64; /clear starts over"),
+        "{stderr}"
     );
 }
 
@@ -499,7 +499,7 @@ fn a_context_that_is_nearly_full_is_noted_once() {
     let usage: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
     let count = |name: &str| usage[name].as_u64().unwrap();
     let used = count("prompt_tokens") + count("generated_tokens");
-    let told = notes(&piped(
+    let stderr = notes(&piped(
         &model,
         &format!("-cnv -c {}", used + 2),
         "hello\n/regen\n",
@@ -508,7 +508,10 @@ fn a_context_that_is_nearly_full_is_noted_once() {
         "note: {used} of the context's {} tokens are used; the oldest messages are dropped when it is full, -c sets a longer one\n",
         used + 2
     );
-    assert_eq!(told, expected);
+    let (warned, again) = stderr.split_at(expected.len());
+    assert_eq!(warned, expected);
+    assert!(again.starts_with("note: answering again, with seed "));
+    assert_eq!(again.lines().count(), 1, "{again}");
     let single = piped(&model, &format!("-c {}", used + 2), "hello");
     assert_eq!(notes(&single), "");
 }
@@ -527,7 +530,8 @@ fn a_session_keeps_a_conversation_for_the_next_run() {
     let both = result(piped(&model, "-cnv -sys s", "hello\nand more\n"));
     let first = result(piped(&model, &format!("-sys s {session}"), "hello"));
     let second = piped(&model, &session, "and more");
-    assert_eq!(notes(&second), "");
+    let resumed = format!("note: resumed 3 messages from {}\n", path.display());
+    assert_eq!(notes(&second), resumed);
     assert_eq!(first.clone() + &result(second), both);
     let usage: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
     assert!(usage["resumed_tokens"].as_u64().unwrap() > 8, "{usage}");
@@ -563,100 +567,27 @@ fn a_session_keeps_a_conversation_for_the_next_run() {
 }
 
 #[test]
-fn commands_in_a_pipe_do_what_they_do_in_a_terminal() {
+fn a_system_prompt_as_long_as_the_context_is_refused_before_any_message() {
     let folder = TempDir::new().unwrap();
     let model = chatty_llama(&folder, ROLES);
-    let path = folder.path().join("saved");
-    let path = path.display();
-    let answers = |lines: &str| piped(&model, "-cnv --seed 1", lines);
-    let hello = result(answers("hello\n"));
-    let more = result(answers("hello\nmore\n"))[hello.len()..].to_owned();
-    let other = result(answers("other\n"));
-    assert_ne!(hello, other);
-    for (lines, expected) in [
-        ("hello\n/undo\nother\n", vec![&hello, &other]),
-        ("hello\n/regen\nmore\n", vec![&hello, &hello, &more]),
-        ("hello\n/clear\nother\n/bye\nhello\n", vec![&hello, &other]),
-        (
-            &format!("hello\n/save {path}\n/clear\nother\n/load {path}\nmore\n"),
-            vec![&hello, &other, &more],
-        ),
-        (
-            "/system s\n/system\n/clear\n/set temp 3\n/set temp 0\n/set\n/help\n/exit\n",
-            vec![],
-        ),
-    ] {
-        let found = answers(lines);
-        notes(&found);
-        let expected: String = expected.into_iter().map(String::as_str).collect();
-        assert_eq!(result(found), expected, "{lines}");
-    }
-    let told = notes(&answers(
-        "hello\n/stats\n/undo\n/system be brief\n/system\n/set\n/help\n",
-    ));
-    for expected in [
-        "prompt: ",
-        "took back: hello",
-        "\nbe brief\n",
-        "\ntemp 0, top-k 40",
-        "/save [FILE]",
-    ] {
-        assert!(told.contains(expected), "no {expected:?} in {told}");
-    }
-    // With the next seed another answer is drawn.
-    let drawn = result(answers("/set temp 3\nhello\n/regen\n"));
-    let half = drawn.len() / 2;
-    assert_ne!(drawn[..half], drawn[half..]);
-}
-
-#[test]
-fn commands_that_cannot_be_done_are_refused_and_sent_to_nobody() {
-    let folder = TempDir::new().unwrap();
-    let model = chatty_llama(&folder, ROLES);
-    for (line, expected) in [
-        (
-            "/halp",
-            "there is no command /halp, expected one of /help /bye /exit /clear",
-        ),
-        ("/clear all", "/clear takes nothing after it, found \"all\""),
-        ("/set tempo 1", "there is no setting \"tempo\""),
-        ("/set temp hot", "invalid value 'hot' for '--temp <X>'"),
-        ("/set top-p 2", "--top-p is 2, expected 0 to 1"),
-        (
-            "/set dry-multiplier 0.8",
-            "are planned for them; start with --dry-multiplier 0.8",
-        ),
-        ("/undo", "there is no message to take back"),
-        ("/regen", "there is no answer to regenerate"),
-        ("/stats", "there is no answer yet"),
-        ("/save", "/save needs a FILE"),
-        (
-            "/load /nonexistent",
-            "/nonexistent: cannot read the session",
-        ),
-    ] {
-        let output = piped(&model, "-cnv", &format!("{line}\n"));
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(
-            told.starts_with("error: ") && told.contains(expected),
-            "{told}"
-        );
-        assert!(output.stdout.is_empty());
-    }
-    let literal = result(piped(&model, "-cnv", "//halp\n"));
-    assert_eq!(literal, result(piped(&model, "-p /halp", "")));
-    let path = result(piped(&model, "-cnv", "/etc/passwd is a file\n"));
-    assert_eq!(path, result(piped(&model, "", "/etc/passwd is a file")));
-    let lines = "\"\"\"\none\n\ntwo\n\"\"\"\n";
-    assert_eq!(
-        result(piped(&model, "-cnv", lines)),
-        result(piped(&model, "", "one\n\ntwo"))
+    let long = "be brief ".repeat(100);
+    let start = |arguments: &[&str], text: &str| {
+        let arguments = [&["--ram-budget", "64M", "-c", "64"][..], arguments].concat();
+        talk(&model, &arguments, text)
+    };
+    let expected = [
+        "the system prompt has ",
+        "and the context holds 64; shorten it, or set a longer context with -c",
+    ];
+    refusal(start(&["-sys", &long], "hello\n"), 1, &expected);
+    refusal(start(&["-sys", &long, "-p", "hello"], ""), 1, &expected);
+    let output = start(&[], &format!("/system {long}\n"));
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        expected.iter().all(|part| stderr.contains(part)),
+        "{stderr}"
     );
-    assert_eq!(
-        result(piped(&model, "-cnv", "one\\\ntwo\n")),
-        result(piped(&model, "", "one\ntwo"))
-    );
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

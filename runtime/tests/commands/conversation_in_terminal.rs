@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::conversation::{ROLES, chatty_llama};
+use crate::conversation::{ROLES, base_llama, chatty_llama};
 use crate::{command, result, words};
 
 /// A conversation with every answer the most probable one, whose history is kept in `folder`.
@@ -71,21 +71,24 @@ fn a_whole_conversation_in_a_terminal() {
     terminal.press("/system Answer in one word.\r/system\r");
     terminal.wait_for("\r\nAnswer in one word.\r\n");
     terminal.press("/set top-p 7\r");
-    terminal.wait_for("error: --top-p is 7, expected 0 to 1");
+    terminal.wait_for("error: /set top-p 7: expected a number from 0 to 1");
     terminal.press("/set top-k 7\r/set\r");
+    // What a command has done is said, dimmed.
+    terminal.wait_for("\x1b[2mnote: top-k is 7\x1b[0m\r\n");
     terminal.wait_for("temp 0, top-k 7, top-p 0.95");
     terminal.press(&format!("/save {saved}\r"));
-    terminal.wait_for("saved: saved, with the state of ");
+    terminal.wait_for("note: saved 3 messages to ");
     terminal.press("/undo\r");
     terminal.wait_for(&format!("took back: {question}"));
     terminal.press("/undo\r");
     terminal.wait_for("error: there is no message to take back");
     terminal.press(&format!("/load {saved}\r"));
-    terminal.wait_for("saved: 3 messages, with the state of ");
+    terminal.wait_for("note: loaded 3 messages from ");
     terminal.press("/clear\r/system\r");
+    terminal.wait_for("conversation cleared; the system prompt stays");
     terminal.wait_for("\r\nAnswer in one word.\r\n");
     terminal.press(&format!("/load {saved}\r"));
-    terminal.wait_for("saved: 3 messages");
+    terminal.wait_for("note: loaded 3 messages from ");
 
     // Typed ahead: the answer stays whole, and then the lines are taken in their order.
     terminal.press("/set n 40\r/set ignore-eos\rTell me a story.\r/undo\r/set n 5\r/set\r");
@@ -106,6 +109,7 @@ fn a_whole_conversation_in_a_terminal() {
 
     // The next run goes on with it.
     let mut terminal = talk(&model, &folder, &with_session);
+    terminal.wait_for("note: resumed ");
     terminal.press("/undo\r");
     terminal.wait_for("took back: Count to a thousand.");
     terminal.press("/undo\r");
@@ -145,6 +149,11 @@ fn keys_edit_lines_and_end_a_conversation() {
         }
     }
     terminal.wait_for("took back: whole\r\n");
+    // Ctrl-D cancels a message of several lines.
+    terminal.press("\"\"\"\rnever\r\x04");
+    terminal.wait_for("the message is cancelled");
+    terminal.press("/undo\r");
+    terminal.wait_for("there is no message to take back");
     // Ctrl-C twice at an empty line leaves.
     terminal.press("\x03");
     terminal.wait_for("Ctrl-C again leaves");
@@ -153,7 +162,7 @@ fn keys_edit_lines_and_end_a_conversation() {
 
     // What was typed is in the history of the next run, unless it is to have none.
     let mut terminal = talk(&model, &folder, &format!("{options} --no-history"));
-    terminal.press("\x1b[A/bye\r");
+    terminal.press("\x1b[A/quit\r");
     let (status, transcript) = terminal.end();
     assert_eq!(status, Some(0));
     assert!(!transcript.contains("/undo"), "{transcript}");
@@ -162,6 +171,45 @@ fn keys_edit_lines_and_end_a_conversation() {
     terminal.wait_for("/undo");
     terminal.press("\x03/exit\r");
     assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn a_base_model_goes_on_with_each_text_that_is_typed() {
+    let folder = TempDir::new().unwrap();
+    let model = base_llama(&folder);
+    let session = folder.path().join("session");
+    let options = format!(
+        "--ram-budget 64M -n 8 --ignore-eos --color off --session {}",
+        session.display()
+    );
+    let mut alone = run(&model, &folder, "--ram-budget 64M -n 8 --ignore-eos");
+    let expected = result(alone.args(["-p", "hello"]).output().unwrap()).replace('\n', "\r\n");
+    let mut terminal = Terminal::start(&run(&model, &folder, &options));
+    terminal.wait_for("note: this is a base model (no chat template): it goes on with each text");
+    terminal.wait_for("/help lists the commands");
+    // A text does not know the one before it.
+    terminal.press("hello\rhello\r");
+    for _ in 0..2 {
+        terminal.wait_for("hello");
+        terminal.wait_for(&format!("\r\n{expected}8 tokens"));
+    }
+    terminal.press("/regen\r");
+    terminal.wait_for(&expected);
+    terminal.press("/system be brief\r");
+    terminal.wait_for("error: /system is for conversations");
+    terminal.press("/set\r");
+    terminal.wait_for("predict 8, temp 0");
+    terminal.press("\x04");
+    assert_eq!(terminal.end().0, Some(0));
+    // A session keeps the text, for -p too.
+    let mut terminal = Terminal::start(&run(&model, &folder, &options));
+    terminal.wait_for("note: resumed a text of ");
+    terminal.press("/exit\r");
+    assert_eq!(terminal.end().0, Some(0));
+    let again = run(&model, &folder, &options)
+        .args(["-p", "hello"])
+        .output();
+    assert_eq!(result(again.unwrap()).replace('\n', "\r\n"), expected);
 }
 
 #[test]

@@ -139,8 +139,8 @@ fn sigterm_and_sighup_end_a_run_as_an_interrupt_does() {
             ("--profile", &profile),
         ];
         let notes = ended_by(signal, &llama(), &files);
-        let told = format!("error: ended by {signal}; the session of ");
-        assert!(notes.contains(&told), "{notes}");
+        let expected = format!("error: ended by {signal}; the session of ");
+        assert!(notes.contains(&expected), "{notes}");
         assert!(session.is_file() && profile.is_file());
         let found: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
         assert!(found["generated_tokens"].as_u64().unwrap() > 0, "{found}");
@@ -261,8 +261,8 @@ fn a_fifo_takes_statistics_and_a_profile_if_somebody_reads_it() {
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     for option in ["--stats-json", "--profile"] {
         let arguments = || words("-p hello -n 4").chain([option, path.to_str().unwrap()]);
-        let told = ["/fifo", "cannot write", "nobody reads this FIFO"];
-        refusal(emel_run(&llama(), arguments()), 1, &told);
+        let expected = ["/fifo", "cannot write", "nobody reads this FIFO"];
+        refusal(emel_run(&llama(), arguments()), 1, &expected);
         let path = path.clone();
         let mut reader = OpenOptions::new()
             .read(true)
@@ -287,8 +287,8 @@ fn a_fifo_takes_statistics_and_a_profile_if_somebody_reads_it() {
 
 /// The tokens of the session that an interrupt has saved.
 fn saved_tokens(notes: &str) -> usize {
-    let told = notes.split_once("error: interrupted; the session of ");
-    let tokens = told.and_then(|(_, told)| told.split(' ').next()?.parse().ok());
+    let after = notes.split_once("error: interrupted; the session of ");
+    let tokens = after.and_then(|(_, after)| after.split(' ').next()?.parse().ok());
     let tokens = tokens.unwrap_or_else(|| panic!("{notes}"));
     assert!((2..19_000).contains(&tokens), "{notes}");
     tokens

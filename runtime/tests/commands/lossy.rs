@@ -53,16 +53,16 @@ fn lossy_options_are_named_so_in_help_notes_and_statistics() {
     assert!(!notes.contains("LOSSY") && lossy.is_null(), "{notes}");
 
     let (notes, lossy) = run(&budget, "--lossy-cache-routing 1,8 --lossy-expert-budget 1");
-    let told = "note: LOSSY: cache routing 1,8 with expert budget 1 changes";
-    assert_eq!(notes.matches(told).count(), 1, "{notes}");
+    let expected = "note: LOSSY: cache routing 1,8 with expert budget 1 changes";
+    assert_eq!(notes.matches(expected).count(), 1, "{notes}");
     let [substituted, dropped] = ["substituted", "dropped"].map(|key| lossy[key].as_u64());
-    let told = format!(
+    let expected = format!(
         "LOSSY:   {} expert choices while decoding, {} of them substituted, {} dropped",
         lossy["of_choices"],
         substituted.unwrap(),
         dropped.unwrap()
     );
-    assert!(notes.contains(&told), "no `{told}` in: {notes}");
+    assert!(notes.contains(&expected), "no `{expected}` in: {notes}");
     assert!(substituted.unwrap() + dropped.unwrap() > 0, "{lossy}");
     assert_eq!(lossy["cache_routing"], serde_json::json!([1, 8]));
     assert_eq!(lossy["expert_budget"], 1);

@@ -9,6 +9,7 @@ mod bad_model;
 mod bad_option;
 mod context;
 mod conversation;
+mod conversation_commands;
 mod conversation_in_terminal;
 mod doctor;
 mod eval;

@@ -69,9 +69,13 @@ impl Place {
             let output = self.run(&format!("{line} {name}"));
             let status = output.status.code();
             assert!(matches!(status, Some(1 | 2)), "{line} {name}: {output:?}");
-            let told = refusal(output, status.unwrap(), &[name]);
-            let is_foreign = option == "--save-heat" && told.contains("not what emel has learnt");
-            assert!(is_foreign || told.contains(expected), "{line}: {told}");
+            let message = refusal(output, status.unwrap(), &[name]);
+            let is_foreign =
+                option == "--save-heat" && message.contains("not what emel has learnt");
+            assert!(
+                is_foreign || message.contains(expected),
+                "{line}: {message}"
+            );
         }
         assert!(fs::read(self.path(name)).ok() == before, "{name}");
     }
@@ -180,8 +184,8 @@ fn a_folder_that_is_not_there_is_told_without_names_that_nobody_gave() {
     let session = "emel-run model.gguf -p a --ram-budget 64M --session";
     for line in OUTPUTS.map(|(line, _)| line).into_iter().chain([session]) {
         let output = place.run(&format!("{line} no/such"));
-        let told = refusal(output, 1, &["no/such: cannot write", "No such file"]);
-        assert!(!told.contains(".tmp"), "{told}");
+        let message = refusal(output, 1, &["no/such: cannot write", "No such file"]);
+        assert!(!message.contains(".tmp"), "{message}");
     }
 }
 

@@ -64,10 +64,10 @@ fn number(report: &serde_json::Value, name: &str) -> f64 {
 #[test]
 fn a_trace_is_replayed_by_every_policy() {
     let traced = Traced::new();
-    let told = result(traced.trace(&mixture(), ""));
+    let text = result(traced.trace(&mixture(), ""));
     assert!(
-        told.contains(" positions, ") && told.contains(" experts, "),
-        "{told}"
+        text.contains(" positions, ") && text.contains(" experts, "),
+        "{text}"
     );
     let hits = |arguments: &str| {
         let arguments = format!("{arguments} --slots 50% --json");
@@ -268,11 +268,11 @@ fn a_trace_appears_whole_or_not_at_all() {
         shell.output().unwrap()
     };
     for name in ["trace", "new"] {
-        let told = ["cannot write the trace", "ulimit -f"];
+        let expected = ["cannot write the trace", "ulimit -f"];
         let output = arguments(&traced.path(name));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!said.contains(" at path "), "{said}");
-        refusal(output, 1, &told);
+        refusal(output, 1, &expected);
     }
     assert!(std::fs::read(traced.path("trace")).unwrap() == before);
     let files = std::fs::read_dir(traced.folder.path()).unwrap();

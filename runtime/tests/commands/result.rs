@@ -28,7 +28,7 @@ fn standard_output_holds_the_text_and_a_newline() {
     for part in [
         "prompt:  4 tokens",
         "answer:  8 tokens",
-        "memory:  budget 64 MiB",
+        "memory:  budget 64.0 MiB",
     ] {
         assert!(notes.contains(part), "no `{part}` in: {notes}");
     }
@@ -149,13 +149,13 @@ fn eval_scores_a_text_as_it_scores_its_tokens() {
     assert_eq!(json(emel("eval", &llama(), option)), expected);
     let single = json(emel("eval", &llama(), ["--tokens", "5", "--json"]));
     assert!(single["mean_nll"].is_null(), "{single}");
-    let told = result(emel("eval", &llama(), ["--tokens", "5"]));
+    let text = result(emel("eval", &llama(), ["--tokens", "5"]));
     assert!(
-        told.contains("1 token,") && !told.contains("perplexity"),
-        "{told}"
+        text.contains("1 token,") && !text.contains("perplexity"),
+        "{text}"
     );
-    let told = result(emel("eval", &llama(), ["-p", "hello"]));
-    assert!(told.contains("4 tokens, 3 scored: mean"), "{told}");
+    let text = result(emel("eval", &llama(), ["-p", "hello"]));
+    assert!(text.contains("4 tokens, 3 scored: mean"), "{text}");
 }
 
 #[test]
@@ -268,8 +268,8 @@ fn the_seed_in_the_statistics_repeats_a_text() {
     let first = emel_run(&llama(), arguments(&options));
     let statistics: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let seed = statistics["seed"].as_u64().unwrap();
-    let told = String::from_utf8(first.stderr).unwrap();
-    assert!(told.contains(&format!("seed {seed}\n")), "{told}");
+    let stderr = String::from_utf8(first.stderr).unwrap();
+    assert!(stderr.contains(&format!("seed {seed}\n")), "{stderr}");
     let again = emel_run(&llama(), arguments(&format!("--seed {seed}")));
     assert_eq!(first.stdout, again.stdout);
 }
@@ -288,9 +288,9 @@ fn samplers_of_all_kinds_draw_a_text() {
     ] {
         let arguments = words("-p hello -n 20 --ignore-eos --stats").chain(words(options));
         let output = emel_run(&llama(), arguments);
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{options}: {told}");
-        assert!(told.contains("answer:  20 tokens"), "{options}: {told}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{options}: {stderr}");
+        assert!(stderr.contains("answer:  20 tokens"), "{options}: {stderr}");
     }
 }
 
@@ -396,7 +396,7 @@ fn what_was_read_adds_up_with_loading() {
         "-p hello -n 6 --temp 0 --ignore-eos --io pread --ram-budget 64M --stats --stats-json",
     ));
     let output = run.arg(&path).output().unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     let found: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let number = |name: &str| found[name].as_u64().unwrap();
     // All of it is pinned when it is loaded, and rows of the embedding are read for tokens.
@@ -409,7 +409,7 @@ fn what_was_read_adds_up_with_loading() {
         "  other\n",
         "\n  decode",
     ] {
-        assert!(told.contains(part), "no `{part}` in: {told}");
+        assert!(stderr.contains(part), "no `{part}` in: {stderr}");
     }
 }
 

@@ -144,8 +144,8 @@ fn what_is_no_session_of_the_model_is_refused_before_anything_is_computed() {
 
     let nowhere = folder.path().join("no").join("folder");
     let session = ["--session", nowhere.to_str().unwrap()];
-    let told = ["no/folder", "cannot write the session"];
-    refusal(run(&llama(), "hello", "4", &session), 1, &told);
+    let expected = ["no/folder", "cannot write the session"];
+    refusal(run(&llama(), "hello", "4", &session), 1, &expected);
     let session = ["--session", folder.path().to_str().unwrap()];
     refusal(
         run(&llama(), "hello", "4", &session),
@@ -155,8 +155,8 @@ fn what_is_no_session_of_the_model_is_refused_before_anything_is_computed() {
     let fifo = folder.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let session = ["--session", fifo.to_str().unwrap()];
-    let told = ["/fifo", "is a FIFO", "expected a regular file"];
-    refusal(run(&llama(), "hello", "4", &session), 1, &told);
+    let expected = ["/fifo", "is a FIFO", "expected a regular file"];
+    refusal(run(&llama(), "hello", "4", &session), 1, &expected);
 }
 
 #[test]
@@ -164,9 +164,9 @@ fn a_file_for_statistics_is_not_the_session() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (session, link) = (path("session"), path("link"));
-    let told = ["--stats-json", "another file than --session"];
+    let expected = ["--stats-json", "another file than --session"];
     let same = ["--session", &session, "--stats-json", &session];
-    refusal(run(&llama(), "hello", "4", &same), 2, &told);
+    refusal(run(&llama(), "hello", "4", &same), 2, &expected);
     assert!(!Path::new(&session).exists());
     let same = ["--stats-json", &link, "--profile", &link];
     let both = ["--profile", "another file than --stats-json"];
@@ -176,7 +176,7 @@ fn a_file_for_statistics_is_not_the_session() {
     symlink(&session, &link).unwrap();
     for statistics in [session.clone(), link, path("./session")] {
         let same = ["--session", &session, "--stats-json", &statistics];
-        refusal(run(&llama(), "hello", "4", &same), 2, &told);
+        refusal(run(&llama(), "hello", "4", &same), 2, &expected);
         assert!(fs::read(&session).unwrap() == bytes, "{statistics}");
     }
 }
@@ -189,8 +189,8 @@ fn a_session_of_a_model_with_other_weights_is_refused() {
     result(run(&llama(), "hello", "4", &session));
     for tensor in ["blk.0.ffn_down.weight", "blk.1.attn_q.weight"] {
         let tuned = Model::llama().filled(tensor, 0.25).write(&folder);
-        let told = [path.as_str(), "another model"];
-        refusal(run(&tuned, "hello", "4", &session), 1, &told);
+        let expected = [path.as_str(), "another model"];
+        refusal(run(&tuned, "hello", "4", &session), 1, &expected);
     }
 }
 

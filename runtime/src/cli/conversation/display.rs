@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 
-use super::super::{OutputError, print, spinner, tell};
+use super::super::{OutputError, notice, one_line, print, spinner, tell};
 use super::reasoning::{Part, Reasoning};
 
 const DIM: &str = "\x1b[2m";
@@ -58,6 +58,14 @@ impl Colours {
         match self.0 {
             true => format!("{PROMPT_COLOUR}{prompt}{RESET}"),
             false => prompt.to_owned(),
+        }
+    }
+
+    /// Says what has been done, dimmed.
+    pub(super) fn note(self, text: &str) {
+        match self.0 && io::stderr().is_terminal() {
+            true => tell(&format!("{DIM}note: {}{RESET}", one_line(text))),
+            false => notice(text),
         }
     }
 }

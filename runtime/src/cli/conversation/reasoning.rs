@@ -3,18 +3,19 @@
 //! Models that reason write their thoughts first, between marks of their own. Only what
 //! begins with such a mark is a thought; the same mark later in an answer is text.
 
+use emel_model::chat::channels;
+
 use crate::stop_texts::begun_bytes;
 
 /// What thoughts begin and end with.
 const MARKS: [(&str, &str); 3] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
-    // gpt-oss.
-    ("<|channel|>analysis<|message|>", "<|end|>"),
+    (channels::ANALYSIS, channels::END),
 ];
 
 /// What may stand between thoughts and the answer, and belongs to neither.
-const BETWEEN: [&str; 2] = ["<|start|>assistant", "<|channel|>final<|message|>"];
+const BETWEEN: [&str; 2] = [channels::START, channels::FINAL];
 
 /// What a piece of an answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,10 +19,8 @@ use super::display::{Colours, Display, ReasoningFormat};
 use super::ended_by;
 use crate::blueprint::Blueprint;
 use crate::budget::in_binary_units;
+use crate::request::check_biases;
 use crate::{Engine, Error, Prompt, Request, TokenStream, Usage, session_attachment};
-
-/// Tokens of an answer unless `-n` says otherwise: as many as the context holds.
-pub const PREDICT_DEFAULT: i64 = -1;
 
 /// The messages of a conversation that has not begun, in a session.
 const NO_MESSAGES: &str = "[]";
@@ -46,9 +44,12 @@ pub(super) enum Answered {
 
 /// A conversation and how it goes on.
 pub(super) struct Talk {
-    pub(super) template: ChatTemplate,
+    /// How messages are written; without one, each is a text that is continued.
+    pub(super) template: Option<ChatTemplate>,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) answers: AnswerOptions,
+    /// Tokens of an answer unless `-n` or `/set` says otherwise.
+    pub(super) predict_default: i64,
     pub(super) escapes: Escapes,
     /// Of no prompt yet.
     pub(super) request: Request,
@@ -59,6 +60,8 @@ pub(super) struct Talk {
     pub(super) colours: Colours,
     /// The file of `--session`.
     pub(super) session: Option<PathBuf>,
+    /// The file that it was loaded from or saved to last.
+    pub(super) kept_in: Option<PathBuf>,
     pub(super) last_usage: Option<Usage>,
     /// Whether it has been said, or need not be, that the context is nearly full.
     pub(super) is_warned: bool,
@@ -98,12 +101,43 @@ impl SamplerRoom {
 }
 
 impl Talk {
+    /// Says what a command has done.
+    pub(super) fn note(&self, text: &str) {
+        self.colours.note(text);
+    }
+
+    /// Takes up what the user says next. A text has nothing to do with the one before.
+    pub(super) fn push(&mut self, text: &str) {
+        if self.template.is_none() {
+            self.conversation.clear();
+        }
+        self.conversation.push("user", text);
+    }
+
     /// Starts over.
     pub(super) fn clear(&mut self) {
         let system = self.system().map(str::to_owned);
         self.conversation.clear();
         self.set_system(system);
         self.is_warned = false;
+        self.kept_in = None;
+    }
+
+    /// How many messages it has, in words.
+    pub(super) fn messages(&self) -> String {
+        match self.conversation.messages().len() {
+            1 => "1 message".to_owned(),
+            many => format!("{many} messages"),
+        }
+    }
+
+    /// What has come from a file, with the state of as many tokens.
+    pub(super) fn taken_from(&self, done: &str, path: &Path, tokens: usize) -> String {
+        let path = path.display();
+        match self.template {
+            Some(_) => format!("{done} {} from {path}", self.messages()),
+            None => format!("{done} a text of {tokens} tokens from {path}"),
+        }
     }
 
     /// The system prompt.
@@ -115,31 +149,59 @@ impl Talk {
         self.conversation.set_system(text.as_deref());
     }
 
-    /// Changes an option of the answers, from the next one on.
+    /// Refuses a system prompt that leaves no room for a message.
+    ///
+    /// # Errors
+    /// When it is as long as the context.
+    pub(super) fn check_system(&self, system: Option<&str>) -> anyhow::Result<()> {
+        check_system(system, &self.tokenizer, self.sampler_room.context)
+    }
+
+    fn tokens_of(&self, text: &str) -> usize {
+        prompt_ids(&self.tokenizer, text).len()
+    }
+
+    /// Changes an option of the answers, from the next one on, and says so.
     ///
     /// # Errors
     /// When there is no such option, or it does not take the value, or more memory would be
     /// needed than was planned.
     pub(super) fn set(&mut self, name: &str, value: &str) -> anyhow::Result<()> {
-        let answers = self.answers.with(name, value, &self.escapes)?;
+        let name = name.trim_start_matches('-');
+        let given = format!("/set {name} {value}");
+        let given = given.trim_end();
+        let changed = self.answers.with(name, value, &self.escapes);
+        let (answers, name) = changed.map_err(|error| anyhow!("{given}: {error}"))?;
         let mut sampler = answers.sampling.sampler(&self.escapes)?;
         if answers.sampling.seed == self.answers.sampling.seed {
             sampler.seed = self.request.sampler.seed;
         }
-        let request = answers.request(sampler, &self.tokenizer, PREDICT_DEFAULT);
+        let request = answers.request(sampler, &self.tokenizer, self.predict_default);
+        let (tokens, vocabulary) = (
+            self.tokenizer.vocabulary_size(),
+            self.sampler_room.vocabulary,
+        );
+        if let Err(Error::Setting { expected, .. }) =
+            check_biases(&request.sampler, tokens, vocabulary)
+        {
+            bail!("{given}: expected {expected}");
+        }
         let checked = self.sampler_room.check(&request.sampler, &self.tokenizer);
-        checked.map_err(|error| {
-            let name = name.trim_start_matches('-');
-            anyhow!("/set {name} {value}: {error}; start with --{name} {value}")
-        })?;
+        checked.map_err(|error| anyhow!("{given}: {error}; start with --{name} {value}"))?;
         self.request = request;
         self.answers = answers;
+        let mut values = self.values().into_iter();
+        match values.find(|(found, _)| *found == name) {
+            Some((name, value)) => self.note(&format!("{name} is {value}")),
+            None => self.note(&format!("{name} is not set")),
+        }
         Ok(())
     }
 
-    /// The options of the answers, in a line.
-    pub(super) fn settings(&self) -> String {
-        self.answers.summary(self.request.sampler.seed)
+    /// The names and values of the options of the answers.
+    pub(super) fn values(&self) -> Vec<(String, String)> {
+        let seed = self.request.sampler.seed;
+        self.answers.values(self.predict_default, seed)
     }
 
     /// Takes the last answer back, so that its message is answered again.
@@ -162,20 +224,52 @@ impl Talk {
     /// # Errors
     /// When there is neither.
     pub(super) fn session_file(&self, command: &str, file: &str) -> anyhow::Result<PathBuf> {
-        match (file, &self.session) {
-            ("", Some(session)) => Ok(session.clone()),
+        let path = match (file, &self.session) {
+            ("", Some(session)) => session.clone(),
             ("", None) => bail!("/{command} needs a FILE, because --session is not given"),
-            (file, _) => Ok(file.into()),
+            // There is no shell that would do it.
+            (file, _) => match (file.strip_prefix("~/"), std::env::var_os("HOME")) {
+                (Some(rest), Some(home)) => Path::new(&home).join(rest),
+                _ => file.into(),
+            },
+        };
+        if path.is_dir() {
+            bail!(
+                "/{command}: {} is a folder, expected a file; give the name of one in it",
+                path.display()
+            );
         }
+        Ok(path)
+    }
+
+    /// Refuses to save where something else is.
+    ///
+    /// # Errors
+    /// When there is a file that this conversation was neither loaded from nor saved to.
+    pub(super) fn check_place(&self, path: &Path) -> anyhow::Result<()> {
+        let own = [&self.session, &self.kept_in];
+        let is_own = |own: &PathBuf| is_same_file(own, path);
+        if path.exists() && !own.into_iter().flatten().any(is_own) {
+            bail!(
+                "{}: this file is there already, and not of this conversation; choose another name, or delete it first",
+                path.display()
+            );
+        }
+        Ok(())
     }
 
     /// Saves messages and state. Returns how many tokens the state is of.
     ///
     /// # Errors
     /// When the file cannot be written, or is something else.
-    pub(super) async fn save(&self, engine: &Engine, path: &Path) -> anyhow::Result<usize> {
+    pub(super) async fn save(&mut self, engine: &Engine, path: &Path) -> anyhow::Result<usize> {
+        if self.template.is_none() {
+            return Ok(engine.save_session(path).await?);
+        }
         let text = serde_json::to_string(self.conversation.messages())?;
-        Ok(engine.save_session_with(path, &text).await?)
+        let tokens = engine.save_session_with(path, &text).await?;
+        self.kept_in = Some(path.to_owned());
+        Ok(tokens)
     }
 
     /// Takes the messages of a file in place of its own, and returns whether it has any. With
@@ -205,6 +299,7 @@ impl Talk {
             self.set_system(system);
         }
         self.is_warned = false;
+        self.kept_in = Some(path.to_owned());
         Ok(true)
     }
 
@@ -312,9 +407,9 @@ impl Talk {
         let mut shortened = self.conversation.clone();
         let mut dropped = 0;
         let prompt = loop {
-            let prompt = self.template.render(&shortened)?;
+            let prompt = self.written(&shortened)?;
             let fits = prompt.len() <= description.text_limit.bytes()
-                && prompt_ids(&self.tokenizer, &prompt).len() <= prompt_tokens;
+                && self.tokens_of(&prompt) <= prompt_tokens;
             let may_drop = self.context_full == ContextFull::Drop;
             if fits || !may_drop || !shortened.drop_oldest_turn() {
                 break prompt;
@@ -324,8 +419,12 @@ impl Talk {
         };
         let display = Display::new(self.reasoning, self.colours, &prompt);
         let mut request = self.request.clone();
-        request.prompt = Prompt::Rendered(prompt);
-        let stream = engine.generate(request).await.map_err(longer_than)?;
+        request.prompt = match self.template {
+            Some(_) => Prompt::Rendered(prompt),
+            None => Prompt::Text(prompt),
+        };
+        let stream = engine.generate(request).await;
+        let stream = stream.map_err(|error| self.longer_than(error))?;
         if dropped > 0 {
             self.conversation = shortened;
             self.is_warned = false;
@@ -340,12 +439,53 @@ impl Talk {
         Ok((stream, display))
     }
 
+    /// The prompt that a conversation is.
+    pub(super) fn written(&self, conversation: &Conversation) -> anyhow::Result<String> {
+        match &self.template {
+            Some(template) => Ok(template.render(conversation)?),
+            None => {
+                let last = conversation.messages().last();
+                let text = last.and_then(|message| message.get("content")?.as_str());
+                Ok(text.unwrap_or_default().to_owned())
+            }
+        }
+    }
+
+    /// What is said of a prompt that is too long, which is the whole conversation here.
+    fn longer_than(&self, error: Error) -> anyhow::Error {
+        let is_system = usize::from(self.system().is_some());
+        let is_one = self.conversation.messages().len() <= is_system + 1;
+        let what = match (&self.template, is_one) {
+            (None, _) => "the text",
+            (Some(_), true) if is_system == 1 => "the message, with the system prompt,",
+            (Some(_), true) => "the message",
+            (Some(_), false) => "the conversation",
+        };
+        let remedy = if is_one {
+            "shorten it"
+        } else {
+            "/clear starts over"
+        };
+        match error {
+            Error::PromptTooLong {
+                prompt, context, ..
+            } => anyhow!(
+                "{what} has {prompt} tokens and the context holds {context}; {remedy}, -c sets a longer context"
+            ),
+            Error::PromptTooManyBytes { bytes, limit } => anyhow!(
+                "{what} has {bytes} bytes and {}; {remedy}",
+                limit_in_options(&limit)
+            ),
+            error => error.into(),
+        }
+    }
+
     /// Keeps what an answer has cost, and says so if the context is full or nearly so.
     fn take_note(&mut self, usage: &Usage, context: usize) {
         note_full_context(usage, self.request.max_tokens, context);
         let used = usage.prompt_tokens + usage.generated_tokens;
         let is_nearly_full = (context * 4 / 5..=context).contains(&used);
-        if is_nearly_full && !self.is_warned {
+        if is_nearly_full && !self.is_warned && self.template.is_some() {
             let then = match self.context_full {
                 ContextFull::Drop => "the oldest messages are dropped when it is full",
                 ContextFull::Stop => "/clear starts over",
@@ -359,18 +499,22 @@ impl Talk {
     }
 }
 
-/// A prompt that is too long is the whole conversation here.
-fn longer_than(error: Error) -> anyhow::Error {
-    match error {
-        Error::PromptTooLong {
-            prompt, context, ..
-        } => anyhow!(
-            "the conversation has {prompt} tokens and the context holds {context}; /clear starts over, -c sets a longer context"
-        ),
-        Error::PromptTooManyBytes { bytes, limit } => anyhow!(
-            "the conversation has {bytes} bytes and {}; /clear starts over",
-            limit_in_options(&limit)
-        ),
-        error => error.into(),
+/// As [`Talk::check_system`].
+pub(super) fn check_system(
+    system: Option<&str>,
+    tokenizer: &Tokenizer,
+    context: usize,
+) -> anyhow::Result<()> {
+    let tokens = system.map_or(0, |text| prompt_ids(tokenizer, text).len());
+    if tokens >= context {
+        bail!(
+            "the system prompt has {tokens} tokens and the context holds {context}; shorten it, or set a longer context with -c (which may need a larger --ram-budget)"
+        );
     }
+    Ok(())
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| path.canonicalize().ok();
+    place(one).is_some_and(|one| place(other) == Some(one))
 }

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use nix::sys::termios::{
@@ -81,6 +83,8 @@ fn can_edit() -> bool {
 /// Edits lines, with the keys and the history of a conversation.
 pub(super) struct LineEditor {
     editor: Editor<LineHelper, FileHistory>,
+    /// Whether Ctrl-D has cancelled a message.
+    is_cancelled: Arc<AtomicBool>,
     history: History,
 }
 
@@ -104,10 +108,18 @@ impl LineEditor {
         editor.set_helper(Some(LineHelper { colours }));
         let clear = EventHandler::Conditional(Box::new(ClearLine));
         editor.bind_sequence(KeyEvent::ctrl('C'), clear);
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let cancel = CancelLines(Arc::clone(&is_cancelled));
+        let cancel = EventHandler::Conditional(Box::new(cancel));
+        editor.bind_sequence(KeyEvent::ctrl('D'), cancel);
         let alt_enter = KeyEvent(KeyCode::Enter, Modifiers::ALT);
         editor.bind_sequence(alt_enter, EventHandler::Simple(Cmd::Newline));
         history.load(&mut editor);
-        Ok(Self { editor, history })
+        Ok(Self {
+            editor,
+            is_cancelled,
+            history,
+        })
     }
 
     /// What the user types next.
@@ -123,6 +135,11 @@ impl LineEditor {
                     let _ = self.editor.add_history_entry(&text);
                     self.history.append(&mut self.editor);
                     return Ok(Typed::Text(text));
+                }
+                Err(ReadlineError::Interrupted)
+                    if self.is_cancelled.swap(false, Ordering::Relaxed) =>
+                {
+                    notice("the message is cancelled; Ctrl-D again leaves");
                 }
                 Err(ReadlineError::Interrupted) if !is_leaving => {
                     notice("Ctrl-C again leaves, as do Ctrl-D and /bye");
@@ -146,6 +163,18 @@ struct ClearLine;
 impl ConditionalEventHandler for ClearLine {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
         (!context.line().is_empty()).then_some(Cmd::Kill(Movement::WholeBuffer))
+    }
+}
+
+/// Ctrl-D: cancels a message of several lines at its end; else it does what it else does.
+struct CancelLines(Arc<AtomicBool>);
+
+impl ConditionalEventHandler for CancelLines {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
+        let line = context.line();
+        let is_cancelled = line.contains('\n') && context.pos() == line.len();
+        self.0.store(is_cancelled, Ordering::Relaxed);
+        is_cancelled.then_some(Cmd::Interrupt)
     }
 }
 
