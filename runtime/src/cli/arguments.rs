@@ -28,8 +28,8 @@ struct Faults {
 /// and status 2; `--help` and `--version` end it with their text on standard output.
 pub fn parse<O: Parser>() -> O {
     let mut faults = Faults::default();
-    let options = read(&mut faults, std::env::args_os().collect());
-    options.unwrap_or_else(|| faults.end())
+    let options: Option<O> = read(&mut faults, std::env::args_os().collect());
+    faults.checked(options)
 }
 
 /// As [`parse`], of a command that also takes options as llama.cpp spells them.
@@ -43,9 +43,7 @@ pub fn parse_with_llama_spellings<O: Parser + Checked>() -> O {
     };
     let options: Option<O> = read(&mut faults, spelt.arguments);
     faults.told.extend(options.iter().flat_map(Checked::faults));
-    let Some(options) = options.filter(|_| faults.told.is_empty()) else {
-        faults.end();
-    };
+    let options = faults.checked(options);
     spelt.notes.iter().for_each(|note| notice(note));
     let variables = llama_variables();
     if !variables.is_empty() {
@@ -66,6 +64,14 @@ fn llama_variables() -> Vec<String> {
 }
 
 impl Faults {
+    /// The options, if nothing was wrong with them.
+    fn checked<O>(self, options: Option<O>) -> O {
+        match options {
+            Some(options) if self.told.is_empty() => options,
+            _ => self.end(),
+        }
+    }
+
     fn end(self) -> ! {
         let help = if self.sees_help { "; see --help" } else { "" };
         tell(&one_line(&format!(

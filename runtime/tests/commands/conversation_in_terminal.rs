@@ -124,7 +124,8 @@ fn keys_edit_lines_and_end_a_conversation() {
     let model = chatty_llama(&folder, ROLES);
     let options = "--ram-budget 64M -n 2 --color off";
     let mut terminal = talk(&model, &folder, options);
-    // Ctrl-C clears what is half typed.
+    // Ctrl-C clears what is half typed; before the prompt it would be a signal.
+    terminal.wait_for("> ");
     terminal.press("half of a mess");
     terminal.wait_for("half of a mess");
     terminal.press("\x03whole\r");
