@@ -60,6 +60,19 @@ impl MissShare {
             Self::Learnt(share) | Self::Even(share) => share,
         }
     }
+
+    /// Bytes of `planned` that are read for a token.
+    pub fn read_bytes(self, planned: &ExpertSlotsPlan) -> u64 {
+        match self {
+            Self::Learnt(share) => (share * planned.bytes_per_token() as f64) as u64,
+            Self::Even(_) => planned.expected_bytes_per_token(),
+        }
+    }
+
+    /// Whether what is predicted with it is reached at least.
+    pub fn is_lower_bound(self) -> bool {
+        matches!(self, Self::Even(share) if share > 0.0)
+    }
 }
 
 impl Prediction {

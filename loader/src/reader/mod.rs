@@ -117,7 +117,7 @@ impl Backend {
     pub fn remedy(self, error: &io::Error) -> String {
         match self {
             Self::Ring | Self::Uring => io_uring_remedy(error),
-            Self::Pread => "raise the limit on threads (ulimit -u, ulimit -v, TasksMax)".to_owned(),
+            Self::Pread => MORE_THREADS.to_owned(),
             Self::Mmap => "raise the limit on address space (ulimit -v)".to_owned(),
         }
     }
@@ -252,6 +252,8 @@ pub fn registers_buffers(backend: Backend, slots: usize, slot_bytes: usize) -> i
     Ok(open(backend, &no_files, buffers, limits)?.has_registered_buffers())
 }
 
+const MORE_THREADS: &str = "raise the limit on threads (ulimit -u, ulimit -v, TasksMax)";
+
 fn io_uring_remedy(error: &io::Error) -> String {
     let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     let disabled = disabled.as_deref().map_or("0", str::trim);
@@ -271,9 +273,7 @@ fn io_uring_remedy(error: &io::Error) -> String {
         }
         Some(libc::ENOMEM) => "raise the limit on locked memory (ulimit -l)".to_owned(),
         // Of its own thread: the reader starts one.
-        Some(libc::EAGAIN) => {
-            "raise the limit on threads (ulimit -u, ulimit -v, TasksMax)".to_owned()
-        }
+        Some(libc::EAGAIN) => MORE_THREADS.to_owned(),
         Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)".to_owned(),
         _ => "use Linux 5.11 or later".to_owned(),
     }

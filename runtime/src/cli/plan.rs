@@ -420,19 +420,16 @@ impl PlanReport {
             predicted_tokens_per_second: rates
                 .and_then(|rates| Prediction::new(blueprint, &rates, misses))
                 .map(|prediction| prediction.tokens_per_second),
-            is_lower_bound: matches!(misses, Some(MissShare::Even(share)) if share > 0.0),
+            is_lower_bound: misses.is_some_and(MissShare::is_lower_bound),
             experts: plan.expert_slots.as_ref().map(|experts| PlanExperts {
                 slots: experts.slots,
                 slot_bytes: experts.layout.slot_bytes,
                 of_experts: experts.layout.experts(),
                 bytes_per_token: experts.bytes_per_token(),
                 expected_bytes_per_token: experts.expected_bytes_per_token(),
-                learnt_bytes_per_token: match misses {
-                    Some(MissShare::Learnt(share)) => {
-                        Some((share * experts.bytes_per_token() as f64) as u64)
-                    }
-                    _ => None,
-                },
+                learnt_bytes_per_token: misses
+                    .filter(|misses| matches!(misses, MissShare::Learnt(_)))
+                    .map(|misses| misses.read_bytes(experts)),
             }),
         }
     }

@@ -216,14 +216,16 @@ impl<'a> Reading<'a> {
         option: &Arg,
         rest: &mut std::vec::IntoIter<OsString>,
     ) {
-        if option.get_action().takes_values() && !option.is_require_equals_set() {
-            value.or_else(|| rest.next());
+        let takes_next = option.get_action().takes_values() && !option.is_require_equals_set();
+        if takes_next && value.is_none() {
+            rest.next();
         }
         self.refuse(name, OF_RUN);
     }
 
     fn take_unknown(&mut self, word: OsString, name: &str, has_value: bool) {
-        if let Some(option) = self.option_with_number(name, has_value) {
+        let with_number = option_with_number(self.command, name).filter(|_| !has_value);
+        if let Some((option, _)) = with_number {
             let short = &name[..2];
             if !self.seen.insert(option.get_id().as_str()) {
                 add_once(&mut self.repeated, short);
@@ -235,16 +237,6 @@ impl<'a> Reading<'a> {
             Some(meant) => self.refuse(name, &format!("no such option; --{meant} is one")),
             None => self.refuse(name, "no such option; see --help"),
         }
-    }
-
-    /// The option of `-n128`: of one letter, with a number.
-    fn option_with_number(&self, name: &str, has_value: bool) -> Option<&'a Arg> {
-        let mut rest = name.chars().skip(2);
-        let first = rest.next()?;
-        let is_number = first.is_ascii_digit()
-            || first == '-' && rest.next().is_some_and(|digit| digit.is_ascii_digit());
-        let letter = name.get(..2).filter(|_| is_number && !has_value)?;
-        own_option(self.command, letter).filter(|option| option.get_action().takes_values())
     }
 
     fn refuse(&mut self, name: &str, reason: &str) {
@@ -312,13 +304,11 @@ pub(super) fn without_value(
     let mut place = words_of_name(command);
     while let Some(word) = arguments.get(place).filter(|word| *word != "--") {
         let (name, inline) = flag_and_value(word).unwrap_or_default();
-        let found = own_option(called, &name)
-            .map(|it| (it, inline))
-            .or_else(|| {
-                // As in `-n128`.
-                let (letter, number) = name.split_at_checked(2)?;
-                Some((own_option(called, letter)?, Some(number.into())))
-            });
+        let found = match own_option(called, &name) {
+            Some(option) => Some((option, inline)),
+            None => option_with_number(called, &name)
+                .map(|(option, number)| (option, Some(number.into()))),
+        };
         let mut words = 1;
         if let Some((known, inline)) = found {
             let takes_next = inline.is_none() && known.get_action().takes_values();
@@ -403,6 +393,15 @@ fn own_option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
                 .get_short()
                 .is_some_and(|short| name.chars().eq(['-', short])),
         })
+}
+
+/// The option of `-n128`: of one letter, with a number.
+fn option_with_number<'a, 'n>(command: &'a Command, name: &'n str) -> Option<(&'a Arg, &'n str)> {
+    let (letter, number) = name.split_at_checked(2)?;
+    let digits = number.strip_prefix('-').unwrap_or(number);
+    let option = own_option(command, letter)?;
+    let is_given = digits.starts_with(|first: char| first.is_ascii_digit());
+    (is_given && option.get_action().takes_values()).then_some((option, number))
 }
 
 fn add_once(names: &mut Vec<String>, name: &str) {

@@ -157,10 +157,6 @@ impl Talk {
         check_system(system, &self.tokenizer, self.sampler_room.context)
     }
 
-    fn tokens_of(&self, text: &str) -> usize {
-        prompt_ids(&self.tokenizer, text).len()
-    }
-
     /// Changes an option of the answers, from the next one on, and says so.
     ///
     /// # Errors
@@ -409,7 +405,7 @@ impl Talk {
         let prompt = loop {
             let prompt = self.written(&shortened)?;
             let fits = prompt.len() <= description.text_limit.bytes()
-                && self.tokens_of(&prompt) <= prompt_tokens;
+                && prompt_ids(&self.tokenizer, &prompt).len() <= prompt_tokens;
             let may_drop = self.context_full == ContextFull::Drop;
             if fits || !may_drop || !shortened.drop_oldest_turn() {
                 break prompt;

@@ -88,9 +88,9 @@ fn of_model(
     });
     let predicted = rates.and_then(|rates| Prediction::new(blueprint, rates, misses));
     let speed = predicted.map(|it| it.tokens_per_second);
-    let about = match misses {
-        Some(MissShare::Even(share)) if share > 0.0 => "at least",
-        _ => "about",
+    let about = match misses.is_some_and(MissShare::is_lower_bound) {
+        true => "at least",
+        false => "about",
     };
     let tokens = speed.map(|speed| format!(": {about} {} tokens/s", rounded(speed)));
     let tokens = tokens.unwrap_or_default();
@@ -99,10 +99,9 @@ fn of_model(
         let text = format!("this model fits in {budget}{tokens}; the drive does not matter");
         return (text, speed);
     }
-    let of_experts = plan.expert_slots.as_ref().map_or(0, |experts| {
-        let share = misses.map_or(0.0, MissShare::value);
-        (share * experts.bytes_per_token() as f64) as u64
-    });
+    let of_experts = misses
+        .zip(plan.expert_slots.as_ref())
+        .map_or(0, |(misses, experts)| misses.read_bytes(experts));
     let read = in_binary_units(plan.streamed_bytes() + of_experts);
     let rate = rate_text(rate, drive);
     let text = format!(
