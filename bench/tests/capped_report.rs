@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use emel_bench::capped::cap::Cap;
+use emel_bench::capped::cap::{Cap, SizedCap};
 use emel_bench::capped::environment::{DrivePoint, Environment};
 use emel_bench::capped::group::GroupUsage;
 use emel_bench::capped::lane::{Lane, Variant};
@@ -10,7 +10,6 @@ use emel_bench::capped::report::{
     CachedBefore, CapReport, Figures, LaneReport, Model, Outcome, Range, Report, Run, Settings,
     Skipped,
 };
-use emel_bench::capped::sweep::SizedCap;
 use serde_json::json;
 
 const MIB: u64 = 1 << 20;

@@ -10,6 +10,9 @@ use crate::gguf::{Catalog, Extent, Tensor};
 /// The matrices that an expert has rows of: gate, up and down.
 pub const EXPERT_PARTS: usize = 3;
 
+/// Experts that a step computes on at a time.
+pub const EXPERTS_MAX: usize = 16;
+
 /// Where the experts' rows of one of their three matrices are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExpertPart {

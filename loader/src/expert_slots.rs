@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::expert_layout::{
-    EXPERT_PARTS, ExpertId, ExpertLayout, ExpertPart, ExpertUse, MixtureLayout, PartLayout,
+    EXPERT_PARTS, EXPERTS_MAX, ExpertId, ExpertLayout, ExpertPart, ExpertUse, MixtureLayout,
+    PartLayout,
 };
 use crate::gguf::Extent;
 use crate::trace::Subject;
-use crate::weights::EXPERTS_MAX;
 
 /// Reads of experts asked for at a time: those that a step of computing may wait to take,
 /// and as many again, so that the reader has some to go on with meanwhile.

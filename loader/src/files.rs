@@ -17,9 +17,9 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{Whence, lseek};
 
-use crate::arena::{Arena, PAGE_BYTES};
-use crate::gguf::{Extent, FileIdentity, ModelFile};
-use crate::reader::{Faults, Progress, ReadError};
+use crate::arena::PAGE_BYTES;
+use crate::faults::Faults;
+use crate::gguf::{FileIdentity, ModelFile};
 
 /// Why the model's files cannot be opened for streaming.
 #[derive(Debug, thiserror::Error)]
@@ -298,34 +298,6 @@ impl OpenFiles {
     /// The files in order.
     pub fn iter(&self) -> impl Iterator<Item = &OpenFile> {
         self.files.iter()
-    }
-
-    /// The bytes of a small extent, read at once and kept out of the page cache.
-    ///
-    /// # Errors
-    /// When the read fails or the file has become shorter.
-    pub fn read(&self, extent: &Extent) -> Result<Vec<u8>, ReadError> {
-        let file = self.get(extent.file);
-        let window = file.window(extent.offset, extent.bytes as usize);
-        let failed = |message: String| ReadError::Failed {
-            path: file.path.clone(),
-            offset: extent.offset,
-            wanted: extent.bytes as usize,
-            got: 0,
-            message,
-        };
-        let arena = Arena::new(window.bytes).map_err(|error| failed(error.to_string()))?;
-        let mut buffer = arena.buffer(0, window.bytes, None);
-        let mut progress = Progress::new(file, extent);
-        loop {
-            let (range, offset) = progress.remaining();
-            let outcome = file.file.read_at(&mut buffer.as_mut_slice()[range], offset);
-            if progress.record(file, outcome)? {
-                file.drop_cached(window);
-                let bytes = &buffer.as_mut_slice()[window.skip..][..extent.bytes as usize];
-                return Ok(bytes.to_vec());
-            }
-        }
     }
 
     /// Whether every file is read with O_DIRECT.

@@ -11,7 +11,7 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::arena::View;
-use crate::reader::ReadError;
+use crate::read_error::ReadError;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 use crate::trace::{Activity, Subject, Trace};
 

@@ -22,7 +22,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use self::experts::Experts;
-pub use self::experts::{EXPERTS_MAX, PlacedExpert};
+pub use self::experts::PlacedExpert;
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::expert_layout::EXPERT_PARTS;
 use crate::expert_slots::EXPERT_READS;

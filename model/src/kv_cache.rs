@@ -8,7 +8,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfBitsVecExt;
 
-use crate::state::{StateError, read_numbers, write_numbers};
+use crate::saved_numbers::{StateError, read_numbers, write_numbers};
 
 /// How keys and values are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

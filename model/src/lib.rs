@@ -15,6 +15,7 @@ pub mod program;
 pub mod routing;
 pub mod routing_log;
 pub mod sampler;
+mod saved_numbers;
 pub mod schedule;
 pub mod state;
 pub mod tokenizer;

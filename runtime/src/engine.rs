@@ -134,7 +134,7 @@ impl Engine {
         let tokens = description.tokenizer.vocabulary_size();
         check_biases(&request.sampler, tokens, description.vocabulary)?;
         let ids = self.prompt_ids(request.prompt).await?;
-        let (events, stream) = TokenStream::new(ids.len(), Arc::clone(&self.shared));
+        let (events, stream) = TokenStream::new(ids.len(), self.shared.clone());
         self.submit(Job::Generate(Generation {
             ids,
             max_tokens: request.max_tokens,

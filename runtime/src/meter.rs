@@ -12,7 +12,6 @@ use crate::blueprint::Blueprint;
 use crate::experts::demand::ExpertStatistics;
 use crate::experts::prefetch::{Prefetch, PrefetchStatistics};
 use crate::generator::Generator;
-use crate::scheduler::Scheduler;
 use crate::usage::{
     ExpertUsage, ExpertWait, LossyUsage, PrefetchUsage, Spent, Usage, milliseconds, rate,
 };
@@ -81,18 +80,18 @@ pub(crate) struct Counts {
 
 /// What a request has cost: in all since `meter`, and after its first token since `decode`.
 pub(crate) fn usage(
-    scheduler: &Scheduler,
+    metered: Metered<'_>,
     meter: &Meter,
     prefill: Duration,
     decode: &Meter,
     counts: Counts,
 ) -> Usage {
-    let total = meter.read(scheduler);
-    let after_first = decode.read(scheduler);
+    let total = meter.read(metered);
+    let after_first = decode.read(metered);
     let first_token = decode.started - meter.started;
     let decode_seconds = after_first.time.as_secs_f64();
-    let fixed = &scheduler.fixed;
-    let weights = scheduler.generator.weights();
+    let fixed = metered.fixed;
+    let weights = metered.generator.weights();
     Usage {
         seed: counts.seed,
         prompt_tokens: counts.prompt,
@@ -132,7 +131,7 @@ pub(crate) fn usage(
                     setting: fixed.prefetch.name(),
                     counts: PrefetchStatistics {
                         // Most of it before the first request.
-                        filled: scheduler.generator.expert_statistics().prefetch.filled,
+                        filled: metered.generator.expert_statistics().prefetch.filled,
                         ..after_first.costs.experts.prefetch
                     },
                 },
@@ -174,6 +173,15 @@ fn lossy_usage(
     })
 }
 
+/// What costs are read from.
+#[derive(Clone, Copy)]
+pub(crate) struct Metered<'a> {
+    pub(crate) generator: &'a Generator,
+    pub(crate) fixed: &'a FixedUsage,
+    /// Time spent on sampling.
+    pub(crate) sampling: Duration,
+}
+
 /// Costs since a moment.
 #[derive(Clone)]
 pub(crate) struct Meter {
@@ -199,15 +207,15 @@ struct Reading {
 }
 
 impl Costs {
-    fn so_far(scheduler: &Scheduler) -> Self {
-        let reading = scheduler.generator.reading();
+    fn so_far(metered: Metered<'_>) -> Self {
+        let reading = metered.generator.reading();
         Self {
             bytes_read: reading.bytes_read,
             retries: reading.retries,
             wait: reading.wait,
-            compute: scheduler.generator.compute(),
-            sampling: scheduler.sampling,
-            experts: scheduler.generator.expert_statistics(),
+            compute: metered.generator.compute(),
+            sampling: metered.sampling,
+            experts: metered.generator.expert_statistics(),
         }
     }
 
@@ -224,17 +232,17 @@ impl Costs {
 }
 
 impl Meter {
-    pub(crate) fn start(scheduler: &Scheduler) -> Self {
+    pub(crate) fn start(metered: Metered<'_>) -> Self {
         Self {
             started: Instant::now(),
-            costs: Costs::so_far(scheduler),
+            costs: Costs::so_far(metered),
         }
     }
 
-    fn read(&self, scheduler: &Scheduler) -> Reading {
+    fn read(&self, metered: Metered<'_>) -> Reading {
         Reading {
             time: self.started.elapsed(),
-            costs: Costs::so_far(scheduler).since(&self.costs),
+            costs: Costs::so_far(metered).since(&self.costs),
         }
     }
 }

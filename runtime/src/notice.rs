@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use emel_model::routing::LossyRouting;
 
 use crate::budget::in_binary_units;
-use crate::live_budget::WeightsChange;
+use crate::weights_change::WeightsChange;
 
 /// Something that the user should know though nothing has failed. Shown as one line, without
 /// the names of a program's options.

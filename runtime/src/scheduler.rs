@@ -21,7 +21,7 @@ use crate::experts::heat_file::HeatFile;
 use crate::generator::{Generator, PassEnd};
 use crate::job::{Evaluation, Generation, Job, SessionTask, Tracing};
 use crate::live_budget::POLL_INTERVAL;
-use crate::meter::{self, Counts, FixedUsage, Meter};
+use crate::meter::{self, Counts, FixedUsage, Meter, Metered};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Dropped, Event, EventSender, Token};
 use crate::usage::Usage;
@@ -32,7 +32,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) struct Scheduler {
     pub(crate) generator: Generator,
     /// Time spent choosing tokens so far.
-    pub(crate) sampling: Duration,
+    sampling: Duration,
     trace: Option<Arc<Trace>>,
     tokenizer: Arc<Tokenizer>,
     context: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Scheduler {
     long_factors: Option<(usize, bool)>,
     is_lossy: bool,
     identity: Identity,
-    pub(crate) fixed: FixedUsage,
+    fixed: FixedUsage,
     /// Where what was learnt is kept in the end, if it is.
     heat: Option<HeatFile>,
 }
@@ -189,7 +189,7 @@ impl Scheduler {
         } = generation;
         let seed = sampler.seed;
         let mut sampler = self.sampler(sampler)?;
-        let meter = Meter::start(self);
+        let meter = Meter::start(self.metered());
         let is_cancelled = || events.is_cancelled();
         let resumed = self.generator.state_mut().resume(&ids);
         events.resumed(resumed);
@@ -215,7 +215,7 @@ impl Scheduler {
             }
             generated += 1;
             if generated == 1 {
-                decode = Meter::start(self);
+                decode = Meter::start(self.metered());
             }
             let text = detokenizer.push(&self.tokenizer, id).into();
             events.send(Event::Token(Token { id, text })).await?;
@@ -237,7 +237,21 @@ impl Scheduler {
             generated,
             passes,
         };
-        Ok(meter::usage(self, &meter, prefill, &decode, counts))
+        Ok(meter::usage(
+            self.metered(),
+            &meter,
+            prefill,
+            &decode,
+            counts,
+        ))
+    }
+
+    fn metered(&self) -> Metered<'_> {
+        Metered {
+            generator: &self.generator,
+            fixed: &self.fixed,
+            sampling: self.sampling,
+        }
     }
 
     /// The breakers of the options; those of the last request, if it named the same.

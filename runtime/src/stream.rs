@@ -1,5 +1,6 @@
 //! The tokens of an answer and the progress of its prompt, as they are made.
 
+use std::any::Any;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +9,6 @@ use std::task::{Context, Poll};
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use crate::engine::Shared;
 use crate::error::Error;
 use crate::token_text::TokenText;
 use crate::usage::Usage;
@@ -122,12 +122,12 @@ pub struct TokenStream {
     is_over: bool,
     link: Arc<Link>,
     // After the receiver, so that the engine sees the request cancelled before it ends.
-    _engine: Arc<Shared>,
+    _engine: Arc<dyn Any + Send + Sync>,
 }
 
 impl TokenStream {
     /// Both ends of a stream for a prompt of `total` tokens.
-    pub(crate) fn new(total: usize, engine: Arc<Shared>) -> (EventSender, Self) {
+    pub(crate) fn new(total: usize, engine: Arc<dyn Any + Send + Sync>) -> (EventSender, Self) {
         let (sender, events) = mpsc::channel(STREAM_LENGTH);
         let link = Arc::new(Link {
             stops: AtomicBool::new(false),

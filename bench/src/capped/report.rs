@@ -6,10 +6,10 @@ use emel_loader::page_cache::CachedPages;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::cap::SizedCap;
 use super::environment::Environment;
 use super::group::GroupUsage;
 use super::lane::{Lane, Variant};
-use super::sweep::SizedCap;
 
 /// Lanes that are compared, each with the one that it is told as so many times as fast as.
 pub(super) const COMPARED: [(Lane, Lane); 3] = [

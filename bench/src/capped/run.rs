@@ -8,12 +8,12 @@ use std::process::{Command, ExitStatus, Stdio};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
+use super::cap::SizedCap;
 use super::drive::{Drive, Moment, evict_all};
 use super::free_memory;
 use super::group::GroupUsage;
 use super::lane::{Answer, Event, Mark, Task, Variant};
 use super::report::{CachedBefore, Figures, Outcome};
-use super::sweep::SizedCap;
 use super::under_way::UnderWay;
 
 /// The status of `capped.sh` where no cgroup can be made.

@@ -9,7 +9,7 @@ use emel::budget::in_binary_units;
 use emel::cli::tell;
 use serde::Deserialize;
 
-use super::cap::Cap;
+use super::cap::SizedCap;
 use super::lane::{Lane, Variant};
 use super::report::{LaneReport, Llama, Model, Outcome, Run, Skipped};
 use super::run::Runner;
@@ -53,43 +53,6 @@ impl Subject {
             },
             files: files.map(|file| file.path.clone()).collect(),
             vocabulary: blueprint.program.vocabulary(),
-        })
-    }
-}
-
-/// A cap for a model on this machine.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SizedCap {
-    /// As it is asked for.
-    pub asked: Cap,
-    /// The limit; none where there is to be none.
-    pub bytes: Option<u64>,
-    /// What emel is told to keep to; nothing without a limit.
-    pub budget_bytes: Option<u64>,
-}
-
-impl SizedCap {
-    /// The cap for a model of `file_bytes`, and a budget in it that is less by a margin.
-    ///
-    /// # Errors
-    /// When there can be no such cap, or the margin leaves nothing of it.
-    pub fn new(
-        asked: Cap,
-        file_bytes: u64,
-        ram_bytes: u64,
-        margin_bytes: u64,
-    ) -> anyhow::Result<Self> {
-        let bytes = asked.bytes(file_bytes, ram_bytes)?;
-        let budget_bytes = bytes.map(|bytes| bytes.saturating_sub(margin_bytes));
-        ensure!(
-            budget_bytes != Some(0),
-            "a margin of {} leaves nothing of the cap {asked}; lower --margin",
-            in_binary_units(margin_bytes),
-        );
-        Ok(Self {
-            asked,
-            bytes,
-            budget_bytes,
         })
     }
 }

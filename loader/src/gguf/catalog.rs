@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::error::quote;
 use super::header::{Header, RawTensor};
+use super::identity::FileIdentity;
 use super::shard::ShardName;
 use super::{GgufError, Metadata, TensorType};
 
@@ -51,32 +52,6 @@ impl Tensor {
     /// Bytes of a row; rows follow each other without gaps.
     pub fn row_bytes(&self) -> u64 {
         self.columns() / self.tensor_type.block_elements() * self.tensor_type.block_bytes()
-    }
-}
-
-/// What tells a file from another that was put in its place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileIdentity {
-    /// The device's number.
-    pub device: u64,
-    /// The inode's number on that device.
-    pub inode: u64,
-    /// Last modification, in seconds since 1970.
-    pub modified_s: i64,
-    /// The nanoseconds of that second.
-    pub modified_ns: i64,
-}
-
-impl FileIdentity {
-    /// The identity of the file that `metadata` was taken from.
-    pub fn of(metadata: &std::fs::Metadata) -> Self {
-        use std::os::unix::fs::MetadataExt;
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            modified_s: metadata.mtime(),
-            modified_ns: metadata.mtime_nsec(),
-        }
     }
 }
 

@@ -6,9 +6,9 @@
 
 use std::path::Path;
 
-use super::catalog::FileIdentity;
 use super::error::quote;
 use super::foreign::{Foreign, HEAD_BYTES, recognise};
+use super::identity::FileIdentity;
 use super::window::{Flaw, Window, reserved};
 use super::{Array, GgufError, Metadata, StringTable, Value};
 

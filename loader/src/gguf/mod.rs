@@ -4,12 +4,14 @@ mod catalog;
 mod error;
 mod foreign;
 mod header;
+mod identity;
 mod metadata;
 mod shard;
 mod tensor_type;
 mod window;
 
-pub use catalog::{Catalog, Extent, FileIdentity, ModelFile, Tensor};
+pub use catalog::{Catalog, Extent, ModelFile, Tensor};
 pub use error::GgufError;
+pub use identity::FileIdentity;
 pub use metadata::{Array, Metadata, MetadataError, StringTable, Value};
 pub use tensor_type::TensorType;

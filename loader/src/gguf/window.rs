@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::GgufError;
-use super::catalog::FileIdentity;
 use super::error::quote;
 use super::foreign::models_in;
+use super::identity::FileIdentity;
 
 /// One read of the header; a multiple of every page size in use, so that each read
 /// can be given back to the system whole.

@@ -1,34 +1,14 @@
-//! Faults on purpose: what a drive, a kernel or a network filesystem may do to reads,
-//! for tests of what the rest makes of it.
-//!
-//! [`Faults`] change the system's answers where every reader hears them (in
-//! `progress.rs`), and a [`FaultyReader`] has requests wait on their way to a real
-//! reader, so that reads end late and in another order. Files without faults pay one
-//! look at a `None`.
+//! A [`FaultyReader`] holds requests back on their way to a real reader, so that reads end
+//! late and in another order.
 
-use std::fmt;
 use std::io;
-use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::{Backend, ReadRequest, Reader};
+use super::{Backend, Faults, ReadRequest, Reader};
 use crate::gguf::Extent;
-
-/// What goes wrong. Called from the readers' threads.
-pub trait Faults: fmt::Debug + Send + Sync {
-    /// What a reader hears instead of the system's answer to a read of `path` at
-    /// `offset`. A count may become smaller, never larger.
-    ///
-    /// # Errors
-    /// As the answer that is heard has it.
-    fn answer(&self, path: &Path, offset: u64, answer: io::Result<usize>) -> io::Result<usize>;
-
-    /// How long a request waits before the reader gets it.
-    fn delay(&self, extent: &Extent) -> Duration;
-}
 
 /// A reader whose requests arrive late and in another order.
 pub(super) struct FaultyReader {

@@ -5,6 +5,7 @@
 //! reads, and never reports fewer bytes than were asked for. To add a backend, add a
 //! file here, a variant to [`Backend`] and an arm to [`open`].
 
+mod blocking;
 mod faults;
 mod mmap;
 mod pread;
@@ -16,17 +17,18 @@ mod schedule;
 mod uring;
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::arena::{Arena, PAGE_BYTES, SlotBuffer};
-use crate::files::{FileChanged, OpenFile, OpenFiles};
+use crate::files::{OpenFile, OpenFiles};
 use crate::gguf::Extent;
 use crate::slots::Completion;
 
-pub use faults::Faults;
+pub use crate::faults::Faults;
+pub use crate::read_error::ReadError;
+pub use blocking::read_blocking;
 use faults::FaultyReader;
-pub(crate) use progress::Progress;
+use progress::Progress;
 
 /// Reads that the drive works on at a time, at most. More bring no more bytes, but each of
 /// them later: 16 slots of 4 MiB gave 2.8 GiB/s with all of them under way, and 3.3 with 4,
@@ -40,50 +42,6 @@ const IN_FLIGHT_MAX: usize = 8;
 /// time none was in flight, and for another 15 % fewer than four.
 pub(crate) fn in_flight_of_ring(slots: usize) -> usize {
     slots.div_ceil(2).clamp(1, IN_FLIGHT_MAX)
-}
-
-/// Why a read failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReadError {
-    /// The file ended before the wanted bytes.
-    #[error(
-        "{}: read {got} of {wanted} bytes at offset {offset}: the file has been truncated since it was opened; restore it and run again",
-        path.display()
-    )]
-    Short {
-        /// The file.
-        path: PathBuf,
-        /// File offset of the wanted bytes.
-        offset: u64,
-        /// Bytes wanted.
-        wanted: usize,
-        /// Bytes of them that the file still has.
-        got: usize,
-    },
-    /// The kernel reported an error.
-    #[error(
-        "{}: read {got} of {wanted} bytes at offset {offset}: {message}; check the drive and the file",
-        path.display()
-    )]
-    Failed {
-        /// The file.
-        path: PathBuf,
-        /// File offset of the wanted bytes.
-        offset: u64,
-        /// Bytes wanted.
-        wanted: usize,
-        /// Bytes of them that were read before.
-        got: usize,
-        /// What the kernel said.
-        message: String,
-    },
-    /// The file is not the one that was opened any more.
-    #[error(transparent)]
-    Changed(#[from] FileChanged),
-    /// The reader's thread ended before the read did.
-    #[error("the reader has stopped; open the model again")]
-    Stopped,
 }
 
 /// Which system interface brings the bytes.

@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::SlotTable;
 use crate::arena::View;
-use crate::reader::ReadError;
+use crate::read_error::ReadError;
 
 /// Switches from a thread that could go on. Bugs of this kind need two.
 const PREEMPTIONS: usize = 3;

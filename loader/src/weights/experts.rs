@@ -10,15 +10,12 @@ use std::time::Instant;
 use super::populate::Populate;
 use super::{Weights, WeightsError};
 use crate::arena::{Arena, SlotBuffer, View};
-use crate::expert_layout::{EXPERT_PARTS, ExpertBytes, ExpertId};
+use crate::expert_layout::{EXPERT_PARTS, EXPERTS_MAX, ExpertBytes, ExpertId};
 use crate::expert_slots::{EXPERT_READS, ExpertSlots, NextRead, UnderWay};
 use crate::gguf::Extent;
 use crate::plan::{ExpertRun, ExpertSlotsPlan, Plan, ROW_SLOTS, held};
 use crate::reader::ReadError;
 use crate::trace::Subject;
-
-/// Experts that a step computes on at a time.
-pub const EXPERTS_MAX: usize = 16;
 
 /// An expert of a mixture, and the slot that it is in; any slot where all experts stay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

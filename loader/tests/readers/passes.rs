@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{Plan, PlanInputs, ROW_SLOTS, Residency};
-use emel_loader::reader::{self, Backend, ReadLimits, ReadRequest};
+use emel_loader::reader::{self, Backend, ReadLimits, ReadRequest, read_blocking};
 use emel_loader::slots::SlotTable;
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::gguf_writer::GgufWriter;
@@ -137,7 +137,7 @@ fn the_last_bytes_of_a_file_of_any_length_are_read() {
                     run(check_full_pass(&model, &plan, &mut weights));
                 }
             }
-            let read = model.files(true).read(&extent).unwrap();
+            let read = read_blocking(&model.files(true), &extent).unwrap();
             assert!(read == model.wanted(&extent));
         }
     });

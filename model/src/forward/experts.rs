@@ -3,8 +3,8 @@
 
 use arrayvec::ArrayVec;
 use emel_kernels::{ActivationFormat, Matrix, OutputView, Product};
+use emel_loader::expert_layout::EXPERTS_MAX;
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertBytes};
-use emel_loader::weights::EXPERTS_MAX;
 
 use super::Forward;
 use super::operations::activate;

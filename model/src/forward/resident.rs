@@ -3,7 +3,7 @@
 use emel_kernels::{Format, Kernels, RopeFrequencies, RopeTable};
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
-use emel_loader::reader::ReadError;
+use emel_loader::reader::{ReadError, read_blocking};
 
 use super::{Footprint, ForwardError};
 use crate::program::{Op, Program, Rotation};
@@ -35,7 +35,7 @@ pub(super) fn read_resident(
 ) -> Result<Vec<Vec<f32>>, ForwardError> {
     let read = |&index: &usize| {
         let tensor = &catalog.tensors()[index];
-        let bytes = files.read(&tensor.extent)?;
+        let bytes = read_blocking(files, &tensor.extent)?;
         let format = Format::from_ggml_type(tensor.tensor_type.id())
             .expect("the builder checked the type of every tensor");
         let (columns, rows) = (tensor.columns() as usize, tensor.rows() as usize);

@@ -12,12 +12,12 @@
 use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
-use emel_loader::expert_layout::ExpertId;
+use emel_loader::expert_layout::{EXPERTS_MAX, ExpertId};
 use emel_loader::plan::{ExpertSlotsPlan, Plan};
 use emel_loader::reader::ReadError;
 use emel_loader::trace::Subject;
 use emel_loader::unit::Part;
-use emel_loader::weights::{EXPERTS_MAX, PlacedExpert, Weights};
+use emel_loader::weights::{PlacedExpert, Weights};
 use emel_model::forward::Forward;
 use emel_model::program::Program;
 use emel_model::routing::LossyRouting;
