@@ -14,7 +14,7 @@ help: ## this list
 
 demo: ## a 94 MiB model in a budget of 64 MiB
 	$(PYTHON) scripts/fetch_models.py --only smollm2
-	$(CARGO) build --release -p emel --bin emel
+	$(CARGO) build --release -p emel-cli --bin emel
 	$(BINARIES)/emel run $(SMOLLM2) --ram-budget 64M -st -p "Give me three tips for staying healthy." --temp 0
 
 models: ## download the two small test models
@@ -28,7 +28,7 @@ models-for-tests:
 		echo "warning: testing without the models" >&2; }
 
 build: ## the program
-	$(CARGO) build --release -p emel --bin emel
+	$(CARGO) build --release -p emel-cli --bin emel
 
 install: build ## program, completions and man pages, into PREFIX (/usr/local) under DESTDIR
 	install -d $(INTO)/bin $(INTO)/share/man/man1 $(INTO)/share/zsh/site-functions \

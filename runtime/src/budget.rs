@@ -131,7 +131,7 @@ fn parse_size(text: &str) -> Option<u64> {
 }
 
 /// A number, and what is behind it; there may be spaces between, as in what is printed.
-pub(crate) fn number_and_unit(text: &str) -> Option<(f64, &str)> {
+pub fn number_and_unit(text: &str) -> Option<(f64, &str)> {
     let is_digit = |character: char| character.is_ascii_digit() || character == '.';
     let digits_end = text.find(|it| !is_digit(it)).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits_end);
@@ -139,7 +139,7 @@ pub(crate) fn number_and_unit(text: &str) -> Option<(f64, &str)> {
 }
 
 /// So many units in whole bytes.
-pub(crate) fn in_bytes(number: f64, unit_bytes: f64) -> Option<u64> {
+pub fn in_bytes(number: f64, unit_bytes: f64) -> Option<u64> {
     let bytes = number * unit_bytes;
     (bytes >= 1.0 && bytes < 2_f64.powi(63)).then_some(bytes as u64)
 }

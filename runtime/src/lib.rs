@@ -16,25 +16,25 @@
 //! ```
 
 #![forbid(unsafe_code)]
+// What only the commands use is there without them, and seen by nobody.
+#![cfg_attr(not(feature = "internals"), allow(dead_code, unreachable_pub))]
 
-pub mod blueprint;
-pub mod budget;
-#[cfg(feature = "cli")]
-pub mod cli;
-pub mod compute_probe;
+mod blueprint;
+mod budget;
+mod compute_probe;
 mod engine;
 mod error;
-pub mod experts;
-pub mod generator;
+mod experts;
+mod generator;
 mod hashing;
 mod job;
 mod live_budget;
 mod lossy;
-pub mod measurements;
+mod measurements;
 mod meter;
 mod notice;
 mod open;
-pub mod prediction;
+mod prediction;
 mod request;
 mod scheduler;
 mod session;
@@ -65,3 +65,42 @@ pub use stream::{PromptProgress, StreamEvent, Token, TokenStream};
 pub use token_text::TokenText;
 pub use usage::{ExpertUsage, ExpertWait, LossyUsage, PrefetchUsage, Spent, Usage};
 pub use weights_change::WeightsChange;
+
+/// For the commands, tests and benchmarks of this repository; it changes without notice.
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals {
+    pub mod blueprint {
+        pub use crate::blueprint::*;
+    }
+    pub mod budget {
+        pub use crate::budget::*;
+    }
+    pub mod compute_probe {
+        pub use crate::compute_probe::*;
+    }
+    pub mod experts {
+        pub use crate::experts::*;
+    }
+    pub mod generator {
+        pub use crate::generator::*;
+    }
+    pub mod measurements {
+        pub use crate::measurements::*;
+    }
+    pub mod prediction {
+        pub use crate::prediction::*;
+    }
+    pub mod request {
+        pub use crate::request::*;
+    }
+    pub mod session {
+        pub use crate::session::*;
+    }
+    pub mod stop_texts {
+        pub use crate::stop_texts::*;
+    }
+    pub mod whole_file {
+        pub use crate::whole_file::*;
+    }
+}

@@ -23,12 +23,13 @@ pub enum Prompt {
 
 /// What a prompt is checked against.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PromptLimits {
+pub struct PromptLimits {
     /// Tokens of the context.
-    pub(crate) context: usize,
+    pub context: usize,
     /// Tokens in the vocabulary.
-    pub(crate) vocabulary: usize,
-    pub(crate) text: TextLimit,
+    pub vocabulary: usize,
+    /// Its text's length.
+    pub text: TextLimit,
 }
 
 impl Prompt {
@@ -38,11 +39,7 @@ impl Prompt {
     /// # Errors
     /// When there is none, when there are more than the context holds, or when one is not in
     /// the vocabulary. A text that is too long is refused before the work of tokenising it.
-    pub(crate) fn ids(
-        self,
-        tokenizer: &Tokenizer,
-        limits: &PromptLimits,
-    ) -> Result<Vec<u32>, Error> {
+    pub fn ids(self, tokenizer: &Tokenizer, limits: &PromptLimits) -> Result<Vec<u32>, Error> {
         let &PromptLimits {
             context,
             vocabulary,
@@ -76,7 +73,7 @@ impl Prompt {
 }
 
 /// Refuses biases of tokens that do not exist, and those that leave no token to draw.
-pub(crate) fn check_biases(
+pub fn check_biases(
     sampler: &SamplerOptions,
     tokens: usize,
     vocabulary: usize,
@@ -130,7 +127,7 @@ impl TextLimit {
     const BUDGET_SHARE: u64 = 64;
 
     /// What can be tokenised within a budget.
-    pub(crate) fn of_budget(budget_bytes: u64) -> Self {
+    pub fn of_budget(budget_bytes: u64) -> Self {
         let bytes = budget_bytes / Self::BUDGET_SHARE;
         Self {
             bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
@@ -139,7 +136,7 @@ impl TextLimit {
     }
 
     /// No more than `context` of the longest tokens have.
-    pub(crate) fn within(self, context: usize, token_bytes_max: usize) -> Self {
+    pub fn within(self, context: usize, token_bytes_max: usize) -> Self {
         // A character outside the vocabulary can be one unknown token.
         let bytes = context.saturating_mul(token_bytes_max.max(char::MAX.len_utf8()));
         if bytes > self.bytes {

@@ -40,7 +40,8 @@ use crate::error::Error;
 use crate::hashing::Hashing;
 use crate::whole_file::{begins_with, end_of_links, file_beside, write_whole};
 
-pub(crate) const MAGIC: [u8; 8] = *b"EMELSESS";
+/// What a session begins with.
+pub const MAGIC: [u8; 8] = *b"EMELSESS";
 /// Changes whenever what follows it is laid out or computed otherwise.
 const VERSION: u32 = 2;
 /// Flags.

@@ -59,7 +59,7 @@ impl StopTexts {
 }
 
 /// Bytes of the longest end of `text` that begins one of `markers` without being all of it.
-pub(crate) fn begun_bytes<'a>(text: &str, markers: impl Iterator<Item = &'a str>) -> usize {
+pub fn begun_bytes<'a>(text: &str, markers: impl Iterator<Item = &'a str>) -> usize {
     let begun = |marker: &str| {
         let most = marker.len().saturating_sub(1).min(text.len());
         let is_begun = |&bytes: &usize| {

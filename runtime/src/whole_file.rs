@@ -29,7 +29,7 @@ struct Unfinishedness {
 /// A file that is written beside its place, and moved there when it is whole. Dropped before
 /// that, it leaves nothing behind.
 #[derive(Debug)]
-pub(crate) struct WholeFile {
+pub struct WholeFile {
     file: NamedTempFile,
     path: PathBuf,
     unfinished: Unfinishedness,
@@ -78,7 +78,7 @@ impl Drop for Unfinishedness {
 }
 
 /// Ends the process, and leaves no file behind that another thread has not finished.
-pub(crate) fn exit(status: i32) -> ! {
+pub fn exit(status: i32) -> ! {
     let _none_begins = UNFINISHED.remove();
     std::process::exit(status)
 }
@@ -86,13 +86,13 @@ pub(crate) fn exit(status: i32) -> ! {
 impl WholeFile {
     /// Begins the file for `path`. Where a symbolic link is there, what it leads to is
     /// replaced. `mode` are the permissions of a new file, less what the process leaves out.
-    pub(crate) fn begin(path: &Path, mode: u32) -> io::Result<Self> {
+    pub fn begin(path: &Path, mode: u32) -> io::Result<Self> {
         UNFINISHED.begin(path, mode)
     }
 
     /// Moves the file to its place when it is on the disk. Where a file is there, its
     /// permissions are kept.
-    pub(crate) fn finish(self) -> io::Result<()> {
+    pub fn finish(self) -> io::Result<()> {
         let Self {
             file,
             path,
@@ -120,7 +120,7 @@ impl Write for WholeFile {
 }
 
 /// Writes what `write` does to a [`WholeFile`] that only its owner may read.
-pub(crate) fn write_whole(
+pub fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<WholeFile>) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -130,7 +130,7 @@ pub(crate) fn write_whole(
 }
 
 /// Whether these are the first bytes of a file.
-pub(crate) fn begins_with(mut file: impl Read, magic: [u8; 8]) -> io::Result<bool> {
+pub fn begins_with(mut file: impl Read, magic: [u8; 8]) -> io::Result<bool> {
     let mut found = [0; 8];
     match file.read_exact(&mut found) {
         Ok(()) => Ok(found == magic),
@@ -141,7 +141,7 @@ pub(crate) fn begins_with(mut file: impl Read, magic: [u8; 8]) -> io::Result<boo
 
 /// The path that symbolic links at `path` lead to, whether or not anything is there. An error
 /// where they lead in a circle, or to what only a folder can be.
-pub(crate) fn end_of_links(path: &Path) -> io::Result<PathBuf> {
+pub fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..=LINKS_MAX {
         match fs::read_link(&path) {
@@ -163,7 +163,7 @@ fn is_spelt_as_folder(path: &Path) -> bool {
 }
 
 /// A new file in the folder of `path`, which is gone again unless it is kept.
-pub(crate) fn file_beside(path: &Path) -> io::Result<NamedTempFile> {
+pub fn file_beside(path: &Path) -> io::Result<NamedTempFile> {
     NamedTempFile::new_in(folder_of(path)).map_err(without_path)
 }
 
@@ -175,7 +175,7 @@ fn without_path(error: io::Error) -> io::Error {
 }
 
 /// The folder that a path is in.
-pub(crate) fn folder_of(path: &Path) -> &Path {
+pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use emel::experts::MixtureShape;
-use emel::experts::trace::Trace;
+use emel::internals::experts::MixtureShape;
+use emel::internals::experts::trace::Trace;
 use flate2::read::ZlibDecoder;
 
 use crate::fixtures::fixture;

@@ -7,7 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use emel_loader::files::OpenFiles;
 use emel_loader::reader::{self, ReadLimits};
 
-use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usage, blueprint};
+use emel::internals::blueprint;
+use emel::{Backend, Engine, Error, Io, KvType, RamBudget, Request, Settings, Usage};
 
 /// The readers that this machine allows: containers often refuse io_uring.
 pub static READERS: LazyLock<Vec<Backend>> = LazyLock::new(|| {

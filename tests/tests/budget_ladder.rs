@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use emel::blueprint::Blueprint;
+use emel::internals::blueprint::Blueprint;
 use emel::{Io, RamBudget, Settings};
 use emel_loader::plan::Plan;
 use emel_tests::fixtures::{GEMMA3, SMOLLM2, fixture, real_model};

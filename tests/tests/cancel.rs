@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use emel::blueprint::Blueprint;
-use emel::generator::{Generator, PassEnd};
+use emel::internals::blueprint::Blueprint;
+use emel::internals::generator::{Generator, PassEnd};
 use emel::{Backend, Engine, Error, Request, SamplerOptions, Setting};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::Pass;

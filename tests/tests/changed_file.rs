@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use emel::blueprint::Blueprint;
+use emel::internals::blueprint::Blueprint;
 use emel::{Engine, Error, Io, RamBudget, Request, Settings};
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{READERS, block_on, open, settings, smallest_budget};

@@ -9,8 +9,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use emel::blueprint::Blueprint;
-use emel::generator::Generator;
+use emel::internals::blueprint::Blueprint;
+use emel::internals::generator::Generator;
 use emel::{Backend, Error, Io, RamBudget, Settings};
 use emel_loader::files::OpenFiles;
 use emel_loader::plan::Plan;

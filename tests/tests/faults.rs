@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use emel::blueprint::Blueprint;
+use emel::internals::blueprint::Blueprint;
 use emel::{Engine, Error, Io, RamBudget, Request, Settings, Usage};
 use emel_tests::faults::{Rates, SeededFaults};
 use emel_tests::fixtures::fixture;

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use emel::blueprint::Blueprint;
-use emel::generator::Generator;
+use emel::internals::blueprint::Blueprint;
+use emel::internals::generator::Generator;
 use emel::{Backend, Io, Prefetch, RamBudget};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::Pass;

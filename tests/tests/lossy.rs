@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use emel::blueprint::Blueprint;
+use emel::internals::blueprint::Blueprint;
 use emel::{Backend, CacheRouting, Engine, Error, Io, LossyRouting, LossyUsage, Prefetch};
 use emel::{Notice, RamBudget, Request, Setting, Settings, Usage};
 use emel_loader::plan::Plan;

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use emel::blueprint::Blueprint;
-use emel::budget::available_bytes;
+use emel::internals::blueprint::Blueprint;
+use emel::internals::budget::available_bytes;
 use emel::{Engine, Error, KvType, Notice};
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{block_on, settings};

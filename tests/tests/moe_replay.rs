@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use emel::experts::predictor::Source;
-use emel::experts::replay::{Policy, Replay, Score, Textbook};
-use emel::experts::trace::Trace;
+use emel::internals::experts::predictor::Source;
+use emel::internals::experts::replay::{Policy, Replay, Score, Textbook};
+use emel::internals::experts::trace::Trace;
 use emel_tests::routing::{LOOK_AHEAD, SHAPE, trace};
 
 /// Slots for a quarter, a half and three quarters of the experts.

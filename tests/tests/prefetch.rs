@@ -11,8 +11,8 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
-use emel::blueprint::Blueprint;
-use emel::generator::Generator;
+use emel::internals::blueprint::Blueprint;
+use emel::internals::generator::Generator;
 use emel::{Engine, Io, Learning, NoticeListener, Prefetch, RamBudget, Request, Settings, Usage};
 use emel_loader::files::OpenFiles;
 use emel_loader::reader::Backend;

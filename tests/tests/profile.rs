@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use emel::blueprint::Blueprint;
-use emel::generator::Generator;
+use emel::internals::blueprint::Blueprint;
+use emel::internals::generator::Generator;
 use emel::{Backend, Io, RamBudget};
 use emel_loader::files::OpenFiles;
 use emel_loader::trace::{Activity, Event, Trace};

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use emel::blueprint::Blueprint;
 use emel::chat::{CHATML, ChatTemplate, Conversation, SpecialTexts};
+use emel::internals::blueprint::Blueprint;
 use emel::{Backend, Engine, Error, Io, Notice, Prompt, PromptProgress, RamBudget, Request};
 use emel::{Setting, StreamEvent};
 use emel_loader::gguf::Extent;

@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use emel::blueprint::Blueprint;
-use emel::generator::Generator;
+use emel::internals::blueprint::Blueprint;
+use emel::internals::generator::Generator;
 use emel::{Backend, RamBudget, Settings};
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;

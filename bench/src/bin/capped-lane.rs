@@ -7,12 +7,12 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Parser;
 use emel::Engine;
-use emel::blueprint::Blueprint;
-use emel::cli::arguments::Checked;
-use emel::cli::{self, ModelOptions};
+use emel::internals::blueprint::Blueprint;
 use emel_bench::capped::lane::{Answer, Event, Mark};
 use emel_bench::options::PromptOptions;
 use emel_bench::usage::request;
+use emel_cli::arguments::Checked;
+use emel_cli::{self as cli, ModelOptions};
 use emel_systemd::Memory;
 
 /// Answers a prompt of given token ids once, and prints times and reads as JSON

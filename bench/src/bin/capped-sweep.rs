@@ -8,8 +8,6 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use emel::cli::interrupt::Interrupts;
-use emel::cli::{self, Interrupted, Kept, tell};
 use emel_bench::capped::cap::{Cap, SizedCap};
 use emel_bench::capped::drive::{Drive, curve, evict_all};
 use emel_bench::capped::environment::Environment;
@@ -19,6 +17,8 @@ use emel_bench::capped::run::{NO_CGROUP, NoCgroup, Runner};
 use emel_bench::capped::sweep::{Lanes, Subject, run_cap};
 use emel_bench::capped::under_way::UnderWay;
 use emel_bench::options::temperature;
+use emel_cli::interrupt::Interrupts;
+use emel_cli::{self as cli, Interrupted, Kept, tell};
 use emel_systemd::Memory;
 use rand_core::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use anyhow::{bail, ensure};
 use clap::Parser;
 use emel::Engine;
-use emel::blueprint::Blueprint;
-use emel::cli::arguments::Checked;
-use emel::cli::{self, ModelOptions};
+use emel::internals::blueprint::Blueprint;
 use emel_bench::usage::usage;
+use emel_cli::arguments::Checked;
+use emel_cli::{self as cli, ModelOptions};
 use serde_json::json;
 
 /// Tokens of the prompt that decoding follows, and of the one that warms up.

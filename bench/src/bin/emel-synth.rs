@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use anyhow::anyhow;
 use clap::{Parser, ValueEnum};
-use emel::cli;
-use emel::cli::named_files::{is_no_file, place_of_model};
 use emel_bench::options::format;
 use emel_bench::synth::{Architecture, Experts, Routing, Synth};
+use emel_cli as cli;
+use emel_cli::named_files::{is_no_file, place_of_model};
 use emel_kernels::Format;
 
 /// Writes a GGUF model of random weights, of any shape and type

@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Parser;
-use emel::cli;
 use emel_bench::options::format;
+use emel_cli as cli;
 use emel_kernels::{
     ActivationFormat, Activations, Format, Kernels, Matrix, OutputView, Pool, Product,
     Q8Activations,

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use clap::Parser;
-use emel::blueprint::Blueprint;
-use emel::cli::arguments::Checked;
-use emel::cli::drive::streaming_reader;
-use emel::cli::{self, ModelOptions};
+use emel::internals::blueprint::Blueprint;
 use emel::{Engine, Usage};
 use emel_bench::options::PromptOptions;
 use emel_bench::usage::usage;
+use emel_cli::arguments::Checked;
+use emel_cli::drive::streaming_reader;
+use emel_cli::{self as cli, ModelOptions};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::{Pass, Weights};
 use serde_json::{Value, json};

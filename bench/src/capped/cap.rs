@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::ensure;
-use emel::budget::in_binary_units;
+use emel::internals::budget::in_binary_units;
 
 /// The kernel keeps limits in whole pages.
 const PAGE_BYTES: u64 = 4096;

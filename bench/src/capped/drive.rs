@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use emel::Io;
-use emel::cli::drive::{kept_curve, streaming_reader};
-use emel::measurements::Measurements;
+use emel::internals::measurements::Measurements;
+use emel_cli::drive::{kept_curve, streaming_reader};
 use emel_loader::files::OpenFiles;
 use emel_loader::page_cache::{CachedPages, cached_pages, evict};
 use emel_loader::probe::{self, Curve, Limits};

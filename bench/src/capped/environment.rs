@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use emel::cli::doctor::machine::{filesystem_type, kernel, processor};
+use emel_cli::doctor::machine::{filesystem_type, kernel, processor};
 use emel_loader::probe::Curve;
 use emel_systemd::Memory;
 use serde::Serialize;

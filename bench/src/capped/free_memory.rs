@@ -6,7 +6,7 @@
 
 use std::hint::black_box;
 
-use emel::budget::available_bytes;
+use emel::internals::budget::available_bytes;
 use emel_systemd::Memory;
 
 /// Uses `bytes` of free memory once, or what others do not need of it if that is less. Nothing

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use emel::budget::in_binary_units;
+use emel::internals::budget::in_binary_units;
 
 use super::group::GroupUsage;
 use super::lane::Lane;

@@ -1,7 +1,7 @@
 //! The two plots of a report: tokens per second, and bytes read for each, against the cap.
 
-use emel::budget::in_binary_units;
-use emel::cli::chart::{Chart, ChartError, Line, Point, Style};
+use emel::internals::budget::in_binary_units;
+use emel_cli::chart::{Chart, ChartError, Line, Point, Style};
 
 use super::lane::Lane;
 use super::report::{CapReport, Range, Report, Summary};

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use emel::RamBudget;
-use emel::blueprint::{Blueprint, Settings};
-use emel::budget::in_binary_units;
-use emel::cli::tell;
+use emel::internals::blueprint::{Blueprint, Settings};
+use emel::internals::budget::in_binary_units;
+use emel_cli::tell;
 use serde::Deserialize;
 
 use super::cap::SizedCap;

@@ -29,7 +29,8 @@ use super::miss_curve::{CURVE_BYTES, MissCurve};
 use crate::hashing::Hashing;
 use crate::whole_file::{begins_with, write_whole};
 
-pub(crate) const MAGIC: [u8; 8] = *b"EMELHEAT";
+/// What such a file begins with.
+pub const MAGIC: [u8; 8] = *b"EMELHEAT";
 const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 28;
 

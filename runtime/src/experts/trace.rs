@@ -29,17 +29,18 @@ use super::MixtureShape;
 use super::coactivation::Coactivation;
 use crate::hashing::Hashing;
 
-pub(crate) const MAGIC: [u8; 8] = *b"EMELTRCE";
+/// What such a file begins with.
+pub const MAGIC: [u8; 8] = *b"EMELTRCE";
 const VERSION: u32 = 1;
 /// As far as a trace is held in memory, of which it takes no more than in the file, and its
 /// replay up to four times as much.
 const FILE_BYTES_MAX: u64 = 1 << 28;
 /// More than any model has.
-pub(crate) const LAYERS_MAX: usize = 1 << 10;
+pub const LAYERS_MAX: usize = 1 << 10;
 /// See [`LAYERS_MAX`].
-pub(crate) const EXPERTS_MAX: usize = 1 << 11;
+pub const EXPERTS_MAX: usize = 1 << 11;
 /// The largest co-activation table of a replay; it bounds what the cache takes, too.
-pub(crate) const TABLE_BYTES_MAX: usize = 1 << 28;
+pub const TABLE_BYTES_MAX: usize = 1 << 28;
 
 /// Why a trace cannot be read.
 #[derive(Debug, thiserror::Error)]

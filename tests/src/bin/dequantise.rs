@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use emel::cli::named_files::place_of_model;
+use emel_cli::named_files::place_of_model;
 use emel_kernels::{Format, Kernels};
 use emel_loader::gguf::{Catalog, Tensor, TensorType};
 use emel_tests::gguf_writer::{ALIGNMENT_DEFAULT, Description, Field, padding, write_header};
