@@ -52,7 +52,7 @@ def build(cargo, target):
     """Builds the program; returns its path."""
     flags = f'target.{target}.rustflags=["-C", "target-feature=+crt-static"]'
     command = [cargo, "build", "--locked", "--profile", PROFILE, "--target", target]
-    command += ["--config", flags, "-p", "emel", "--bin", "emel"]
+    command += ["--config", flags, "-p", "emel-cli", "--bin", "emel"]
     subprocess.run(command, check=True, cwd=ROOT)
     folder = os.environ.get("CARGO_TARGET_DIR", ROOT / "target")
     program = pathlib.Path(folder) / target / PROFILE / "emel"
@@ -84,8 +84,8 @@ def linked_crates(cargo, target):
     metadata = json.loads(output(command + ["--filter-platform", target]))
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    (emel,) = [id for id, package in packages.items() if package["name"] == "emel"]
-    found, waiting = set(), [emel]
+    (program,) = [id for id, package in packages.items() if package["name"] == "emel-cli"]
+    found, waiting = set(), [program]
     while waiting:
         package = waiting.pop()
         kinds = {kind for item in packages[package]["targets"] for kind in item["kind"]}

@@ -16,6 +16,6 @@ pub mod routing;
 pub mod routing_log;
 pub mod sampler;
 mod saved_numbers;
-pub mod schedule;
 pub mod state;
+pub mod steps;
 pub mod tokenizer;

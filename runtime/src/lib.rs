@@ -23,9 +23,9 @@ mod blueprint;
 mod budget;
 mod compute_probe;
 mod engine;
+mod engine_thread;
 mod error;
 mod experts;
-mod generator;
 mod hashing;
 mod job;
 mod live_budget;
@@ -34,9 +34,9 @@ mod measurements;
 mod meter;
 mod notice;
 mod open;
+mod pass_runner;
 mod prediction;
 mod request;
-mod scheduler;
 mod session;
 mod stop_texts;
 mod stream;
@@ -82,8 +82,8 @@ pub mod internals {
     pub mod experts {
         pub use crate::experts::*;
     }
-    pub mod generator {
-        pub use crate::generator::*;
+    pub mod pass_runner {
+        pub use crate::pass_runner::*;
     }
     pub mod measurements {
         pub use crate::measurements::*;

@@ -11,7 +11,7 @@ use emel_systemd::{Cgroup, Memory};
 use crate::blueprint::Blueprint;
 use crate::experts::demand::ExpertStatistics;
 use crate::experts::prefetch::{Prefetch, PrefetchStatistics};
-use crate::generator::Generator;
+use crate::pass_runner::PassRunner;
 use crate::usage::{
     ExpertUsage, ExpertWait, LossyUsage, PrefetchUsage, Spent, Usage, milliseconds, rate,
 };
@@ -41,7 +41,7 @@ impl FixedUsage {
         blueprint: &Blueprint,
         (backend, io_reason): (Backend, String),
         files: &OpenFiles,
-        generator: &Generator,
+        runner: &PassRunner,
     ) -> Self {
         let plan = &blueprint.plan;
         Self {
@@ -61,9 +61,9 @@ impl FixedUsage {
             io_backend: backend.name(),
             io_reason,
             direct_io: backend.needs_buffers() && files.all_direct(),
-            registered_buffers: generator.has_registered_buffers(),
+            registered_buffers: runner.has_registered_buffers(),
             threads: blueprint.settings.threads,
-            kernels: generator.kernels_name(),
+            kernels: runner.kernels_name(),
             prefetch: blueprint.settings.prefetch,
         }
     }
@@ -91,7 +91,7 @@ pub(crate) fn usage(
     let first_token = decode.started - meter.started;
     let decode_seconds = after_first.time.as_secs_f64();
     let fixed = metered.fixed;
-    let weights = metered.generator.weights();
+    let weights = metered.runner.weights();
     Usage {
         seed: counts.seed,
         prompt_tokens: counts.prompt,
@@ -131,7 +131,7 @@ pub(crate) fn usage(
                     setting: fixed.prefetch.name(),
                     counts: PrefetchStatistics {
                         // Most of it before the first request.
-                        filled: metered.generator.expert_statistics().prefetch.filled,
+                        filled: metered.runner.expert_statistics().prefetch.filled,
                         ..after_first.costs.experts.prefetch
                     },
                 },
@@ -176,7 +176,7 @@ fn lossy_usage(
 /// What costs are read from.
 #[derive(Clone, Copy)]
 pub(crate) struct Metered<'a> {
-    pub(crate) generator: &'a Generator,
+    pub(crate) runner: &'a PassRunner,
     pub(crate) fixed: &'a FixedUsage,
     /// Time spent on sampling.
     pub(crate) sampling: Duration,
@@ -201,21 +201,21 @@ struct Costs {
 }
 
 /// What a stretch of time was spent on.
-struct Reading {
+struct Interval {
     time: Duration,
     costs: Costs,
 }
 
 impl Costs {
     fn so_far(metered: Metered<'_>) -> Self {
-        let reading = metered.generator.reading();
+        let read = metered.runner.read_statistics();
         Self {
-            bytes_read: reading.bytes_read,
-            retries: reading.retries,
-            wait: reading.wait,
-            compute: metered.generator.compute(),
+            bytes_read: read.bytes_read,
+            retries: read.retries,
+            wait: read.wait,
+            compute: metered.runner.compute(),
             sampling: metered.sampling,
-            experts: metered.generator.expert_statistics(),
+            experts: metered.runner.expert_statistics(),
         }
     }
 
@@ -239,15 +239,15 @@ impl Meter {
         }
     }
 
-    fn read(&self, metered: Metered<'_>) -> Reading {
-        Reading {
+    fn read(&self, metered: Metered<'_>) -> Interval {
+        Interval {
             time: self.started.elapsed(),
             costs: Costs::so_far(metered).since(&self.costs),
         }
     }
 }
 
-impl Reading {
+impl Interval {
     fn expert_wait(&self) -> ExpertWait {
         let experts = &self.costs.experts;
         let seconds = experts.wait.as_secs_f64();

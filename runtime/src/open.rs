@@ -16,16 +16,16 @@ use tokio::sync::{mpsc, oneshot};
 use crate::blueprint::{Blueprint, Io};
 use crate::budget::{RamBudget, available_bytes};
 use crate::engine::Description;
+use crate::engine_thread::EngineThread;
 use crate::error::Error;
 use crate::experts::MixtureShape;
 use crate::experts::heat::{self, Heat};
 use crate::experts::heat_file::HeatFile;
-use crate::generator::Generator;
 use crate::job::Job;
 use crate::live_budget::LiveBudget;
 use crate::meter::FixedUsage;
 use crate::notice::Notice;
-use crate::scheduler::Scheduler;
+use crate::pass_runner::PassRunner;
 use crate::session::{Identity, SessionKind};
 
 impl Blueprint {
@@ -139,9 +139,9 @@ pub(crate) fn run(
         });
         match built.await {
             Err(error) => drop(started.send(Err(error))),
-            Ok((scheduler, description)) => {
+            Ok((thread, description)) => {
                 if started.send(Ok(description)).is_ok() {
-                    scheduler.serve(jobs).await;
+                    thread.serve(jobs).await;
                 }
             }
         }
@@ -151,7 +151,7 @@ pub(crate) fn run(
 async fn build(
     blueprint: &mut Blueprint,
     mut progress: impl FnMut(u64, u64),
-) -> Result<(Scheduler, Description), Error> {
+) -> Result<(EngineThread, Description), Error> {
     let total = blueprint.plan.pinned_bytes();
     let mut on_bytes = |bytes| progress(bytes, total);
     let listener = std::mem::take(&mut blueprint.listener);
@@ -171,19 +171,19 @@ async fn build(
     }
     let files = Arc::new(files);
     let Loaded {
-        mut generator,
+        mut runner,
         backend,
         io_reason,
         fallback,
     } = load(blueprint, &files, candidates, &mut on_bytes).await?;
     fallback.into_iter().for_each(&mut on_notice);
-    let heat = HeatFile::new(blueprint, &listener, &mut generator, &mut on_notice);
+    let heat = HeatFile::new(blueprint, &listener, &mut runner, &mut on_notice);
     if backend.needs_buffers() && !files.all_direct() {
         on_notice(Notice::NoDirectIo);
     }
-    generator.follow(LiveBudget::new(
+    runner.follow(LiveBudget::new(
         &blueprint.plan,
-        generator.weights(),
+        runner.weights(),
         MemoryWatch::own(),
         blueprint.settings.ram_budget == RamBudget::Automatic,
         listener.clone(),
@@ -200,17 +200,17 @@ async fn build(
         keeps_heat: heat.is_some(),
         notices,
     };
-    let fixed = FixedUsage::new(blueprint, (backend, io_reason), &files, &generator);
+    let fixed = FixedUsage::new(blueprint, (backend, io_reason), &files, &runner);
     let vocabulary = blueprint.tokenizer.vocabulary_size();
     let identity = Identity::new(&blueprint.catalog, vocabulary, files)
         .known(blueprint.identity.get().copied());
-    let scheduler = Scheduler::new(blueprint, generator, identity, fixed, heat);
-    Ok((scheduler, description))
+    let thread = EngineThread::new(blueprint, runner, identity, fixed, heat);
+    Ok((thread, description))
 }
 
-/// A generator and its reader.
+/// A runner and its reader.
 struct Loaded {
-    generator: Generator,
+    runner: PassRunner,
     backend: Backend,
     io_reason: String,
     /// What the system said to a faster reader, and what to do about it.
@@ -227,7 +227,7 @@ async fn load(
     let mut refused = Vec::new();
     let (built, backend) = loop {
         let backend = candidates[refused.len()];
-        match Generator::build(blueprint, files, backend, on_bytes).await {
+        match PassRunner::build(blueprint, files, backend, on_bytes).await {
             Err(Error::Weights {
                 source: WeightsError::Reader { source, .. },
                 ..
@@ -243,8 +243,8 @@ async fn load(
         remedy: candidates[refused.len() - 1].remedy(error),
     });
     match (built, fallback) {
-        (Ok(generator), fallback) => Ok(Loaded {
-            generator,
+        (Ok(runner), fallback) => Ok(Loaded {
+            runner,
             backend,
             io_reason,
             fallback,

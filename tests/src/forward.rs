@@ -11,7 +11,7 @@ use emel_model::error::ModelError;
 use emel_model::forward::{Batch, Footprint, Forward};
 use emel_model::kv_cache::KvType;
 use emel_model::program::Program;
-use emel_model::schedule::schedule;
+use emel_model::steps::steps_of;
 
 /// How a pass is cut.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,7 @@ pub fn logits_in_context(
     let files = OpenFiles::open([model], false).expect("a readable file");
     let bytes = std::fs::read(model).expect("a readable file");
     let units = partition(&catalog, &program.uses, cut.unit_bytes);
-    let steps = schedule(&program, &units);
+    let steps = steps_of(&program, &units);
     let footprint = Footprint {
         context: tokens.len(),
         context_wished,

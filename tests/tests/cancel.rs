@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use emel::internals::blueprint::Blueprint;
-use emel::internals::generator::{Generator, PassEnd};
+use emel::internals::pass_runner::{PassEnd, PassRunner};
 use emel::{Backend, Engine, Error, Request, SamplerOptions, Setting};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::Pass;
@@ -171,7 +171,7 @@ fn a_request_that_is_cancelled_while_it_waits_reads_nothing() {
     let blueprint = Blueprint::new(&model, small_settings(&model)).unwrap();
     block_on(async {
         let files = Arc::new(OpenFiles::open_model(blueprint.catalog.files(), true).unwrap());
-        let mut generator = Generator::build(&blueprint, &files, Backend::Pread, &mut |_| {})
+        let mut runner = PassRunner::build(&blueprint, &files, Backend::Pread, &mut |_| {})
             .await
             .unwrap();
         let batch = || Batch {
@@ -179,12 +179,12 @@ fn a_request_that_is_cancelled_while_it_waits_reads_nothing() {
             position: 0,
             logit_tokens: 1,
         };
-        let before = generator.reading();
-        let outcome = generator.pass(batch(), Pass::Full, &|| true).await;
+        let before = runner.read_statistics();
+        let outcome = runner.pass(batch(), Pass::Full, &|| true).await;
         assert!(matches!(outcome, Err(PassEnd::Cancelled)));
-        assert_eq!(generator.reading(), before);
-        assert!(generator.pass(batch(), Pass::Full, &|| false).await.is_ok());
-        assert!(generator.reading().reads > before.reads);
+        assert_eq!(runner.read_statistics(), before);
+        assert!(runner.pass(batch(), Pass::Full, &|| false).await.is_ok());
+        assert!(runner.read_statistics().reads > before.reads);
     });
 }
 

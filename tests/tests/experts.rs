@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use emel::internals::blueprint::Blueprint;
-use emel::internals::generator::Generator;
+use emel::internals::pass_runner::PassRunner;
 use emel::{Backend, Error, Io, RamBudget, Settings};
 use emel_loader::files::OpenFiles;
 use emel_loader::plan::Plan;
@@ -127,20 +127,20 @@ fn an_expert_is_read_at_most_once_for_a_chunk_however_few_slots_there_are() {
             block_on(async {
                 let files = OpenFiles::open([model.as_path()], backend.needs_buffers()).unwrap();
                 let files = Arc::new(files);
-                let mut generator = Generator::build(&blueprint, &files, backend, &mut |_| {})
+                let mut runner = PassRunner::build(&blueprint, &files, backend, &mut |_| {})
                     .await
                     .unwrap();
                 for round in 0..2 {
-                    generator.state_mut().clear();
-                    let before = (generator.reading().reads, generator.expert_statistics());
+                    runner.state_mut().clear();
+                    let before = (runner.read_statistics().reads, runner.expert_statistics());
                     let batch = Batch {
                         tokens: &tokens,
                         position: 0,
                         logit_tokens: 0,
                     };
-                    let outcome = generator.pass(batch, Pass::Body, &|| false).await;
+                    let outcome = runner.pass(batch, Pass::Body, &|| false).await;
                     assert!(outcome.is_ok());
-                    let experts = generator.expert_statistics().since(&before.1);
+                    let experts = runner.expert_statistics().since(&before.1);
                     let all = groups.iter().map(|mixture| mixture.experts as u64).sum();
                     assert!(
                         planned.slots < all as usize && experts.misses > planned.slots as u64 / 2,
@@ -152,7 +152,7 @@ fn an_expert_is_read_at_most_once_for_a_chunk_however_few_slots_there_are() {
                         "{name}, round {round}: {experts:?} of {all}"
                     );
                     assert_eq!(blueprint.plan.slots, 0);
-                    let reads = generator.reading().reads - before.0;
+                    let reads = runner.read_statistics().reads - before.0;
                     // The tokens' embeddings are reads too, where these are not the head.
                     let most = 3 * experts.misses + tokens.len() as u64;
                     assert!(
@@ -239,7 +239,7 @@ async fn passes_after_others_ended_early(
 ) {
     let files = OpenFiles::open([model], backend.needs_buffers()).unwrap();
     let files = Arc::new(files);
-    let mut generator = Generator::build(blueprint, &files, backend, &mut |_| {})
+    let mut runner = PassRunner::build(blueprint, &files, backend, &mut |_| {})
         .await
         .unwrap();
     let mut expected = None;
@@ -250,7 +250,7 @@ async fn passes_after_others_ended_early(
             round % 2 == 0 && asked.get() > round
         };
         {
-            let mut pass = pin!(generator.pass(batch, Pass::Full, &is_cancelled));
+            let mut pass = pin!(runner.pass(batch, Pass::Full, &is_cancelled));
             for _ in 0..=round {
                 let mut context = Context::from_waker(Waker::noop());
                 if pass.as_mut().poll(&mut context).is_ready() {
@@ -258,11 +258,11 @@ async fn passes_after_others_ended_early(
                 }
             }
         }
-        generator.state_mut().clear();
-        let outcome = generator.pass(batch, Pass::Full, &|| false).await;
+        runner.state_mut().clear();
+        let outcome = runner.pass(batch, Pass::Full, &|| false).await;
         assert!(outcome.is_ok());
-        let found = generator.logits(0).to_vec();
+        let found = runner.logits(0).to_vec();
         assert!(*expected.get_or_insert_with(|| found.clone()) == found);
-        generator.state_mut().clear();
+        runner.state_mut().clear();
     }
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use emel::internals::blueprint::Blueprint;
-use emel::internals::generator::Generator;
+use emel::internals::pass_runner::PassRunner;
 use emel::{Backend, Io, Prefetch, RamBudget};
 use emel_loader::files::OpenFiles;
 use emel_loader::weights::Pass;
@@ -39,15 +39,15 @@ fn logits(
     block_on(async {
         let files = OpenFiles::open_model(blueprint.catalog.files(), backend.needs_buffers());
         let files = Arc::new(files.unwrap());
-        let mut generator = Generator::build(blueprint, &files, backend, &mut |_| {})
+        let mut runner = PassRunner::build(blueprint, &files, backend, &mut |_| {})
             .await
             .unwrap();
-        let releasable = generator.weights().releasable_bytes();
+        let releasable = runner.weights().releasable_bytes();
         let mut all = Vec::new();
         for position in 0..TOKENS {
             if let Some(parts) = share(position as u64) {
-                generator.set_kept_bytes(releasable * parts / PARTS);
-                let given_back = generator.weights().given_back_bytes();
+                runner.set_kept_bytes(releasable * parts / PARTS);
+                let given_back = runner.weights().given_back_bytes();
                 let is_kept = parts == PARTS || releasable == 0;
                 assert!(given_back > 0 || is_kept, "{parts} of {releasable}");
             }
@@ -56,9 +56,9 @@ fn logits(
                 position,
                 logit_tokens: 1,
             };
-            let passed = generator.pass(batch, Pass::Full, &|| false).await;
+            let passed = runner.pass(batch, Pass::Full, &|| false).await;
             passed.unwrap();
-            all.push(generator.logits(0).iter().map(|it| it.to_bits()).collect());
+            all.push(runner.logits(0).iter().map(|it| it.to_bits()).collect());
         }
         all
     })

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 
 use emel::internals::blueprint::Blueprint;
-use emel::internals::generator::Generator;
+use emel::internals::pass_runner::PassRunner;
 use emel::{Engine, Io, Learning, NoticeListener, Prefetch, RamBudget, Request, Settings, Usage};
 use emel_loader::files::OpenFiles;
 use emel_loader::reader::Backend;
@@ -122,7 +122,7 @@ async fn single_tokens_after_others_ended_early(
     backend: Backend,
 ) {
     let files = OpenFiles::open([model], backend.needs_buffers()).unwrap();
-    let mut generator = Generator::build(blueprint, &Arc::new(files), backend, &mut |_| {})
+    let mut runner = PassRunner::build(blueprint, &Arc::new(files), backend, &mut |_| {})
         .await
         .unwrap();
     let mut expected = None;
@@ -134,7 +134,7 @@ async fn single_tokens_after_others_ended_early(
         };
         let other = [round * 7 % 384];
         {
-            let mut pass = pin!(generator.pass(batch(&other), Pass::Full, &is_cancelled));
+            let mut pass = pin!(runner.pass(batch(&other), Pass::Full, &is_cancelled));
             for _ in 0..=round {
                 let mut context = Context::from_waker(Waker::noop());
                 if pass.as_mut().poll(&mut context).is_ready() {
@@ -142,12 +142,12 @@ async fn single_tokens_after_others_ended_early(
                 }
             }
         }
-        generator.state_mut().clear();
-        let outcome = generator.pass(batch(&[9]), Pass::Full, &|| false).await;
+        runner.state_mut().clear();
+        let outcome = runner.pass(batch(&[9]), Pass::Full, &|| false).await;
         assert!(outcome.is_ok());
-        let found = generator.logits(0).to_vec();
+        let found = runner.logits(0).to_vec();
         assert!(*expected.get_or_insert_with(|| found.clone()) == found);
-        generator.state_mut().clear();
+        runner.state_mut().clear();
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use emel::internals::blueprint::Blueprint;
-use emel::internals::generator::Generator;
+use emel::internals::pass_runner::PassRunner;
 use emel::{Backend, Io, RamBudget};
 use emel_loader::files::OpenFiles;
 use emel_loader::trace::{Activity, Event, Trace};
@@ -30,31 +30,31 @@ fn record(backend: Backend) -> (Vec<Event>, u64, Duration, Duration) {
     let trace = Arc::clone(blueprint.trace.as_ref().unwrap());
     block_on(async {
         let files = OpenFiles::open([model.as_path()], backend.needs_buffers()).unwrap();
-        let mut generator = Generator::build(&blueprint, &Arc::new(files), backend, &mut |_| {})
+        let mut runner = PassRunner::build(&blueprint, &Arc::new(files), backend, &mut |_| {})
             .await
             .unwrap();
-        let loaded = generator.reading();
+        let loaded = runner.read_statistics();
         for position in 0..PASSES {
             let batch = Batch {
                 tokens: &[7],
                 position,
                 logit_tokens: 1,
             };
-            let outcome = generator.pass(batch, Pass::Full, &|| false).await;
+            let outcome = runner.pass(batch, Pass::Full, &|| false).await;
             assert!(outcome.is_ok());
         }
-        let (events, bytes_read) = settled(&generator, &trace, loaded.bytes_read);
-        let wait = generator.reading().wait - loaded.wait;
-        (events, bytes_read, wait, generator.compute())
+        let (events, bytes_read) = settled(&runner, &trace, loaded.bytes_read);
+        let wait = runner.read_statistics().wait - loaded.wait;
+        (events, bytes_read, wait, runner.compute())
     })
 }
 
 /// The events and the bytes read, of a moment at which no read was counted and not yet recorded
 /// or the reverse: reads ahead go on after a pass.
-fn settled(generator: &Generator, trace: &Trace, bytes_before: u64) -> (Vec<Event>, u64) {
+fn settled(runner: &PassRunner, trace: &Trace, bytes_before: u64) -> (Vec<Event>, u64) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let counted = generator.reading().bytes_read - bytes_before;
+        let counted = runner.read_statistics().bytes_read - bytes_before;
         let events = trace.events();
         if counted == read_bytes(&events) {
             return (events, counted);

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use emel::internals::blueprint::Blueprint;
-use emel::internals::generator::Generator;
+use emel::internals::pass_runner::PassRunner;
 use emel::{Backend, RamBudget, Settings};
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::Catalog;
@@ -43,7 +43,7 @@ fn logits(plan_of: &Path, contents_of: &Path, backend: Backend) -> Vec<f32> {
     assert_eq!(blueprint.plan.pinned_bytes(), 0);
     block_on(async {
         let files = OpenFiles::open([contents_of], backend.needs_buffers()).unwrap();
-        let mut generator = Generator::build(&blueprint, &Arc::new(files), backend, &mut |_| {})
+        let mut runner = PassRunner::build(&blueprint, &Arc::new(files), backend, &mut |_| {})
             .await
             .unwrap();
         let batch = Batch {
@@ -51,9 +51,9 @@ fn logits(plan_of: &Path, contents_of: &Path, backend: Backend) -> Vec<f32> {
             position: 0,
             logit_tokens: 1,
         };
-        let outcome = generator.pass(batch, Pass::Full, &|| false).await;
+        let outcome = runner.pass(batch, Pass::Full, &|| false).await;
         assert!(outcome.is_ok());
-        generator.logits(0).to_vec()
+        runner.logits(0).to_vec()
     })
 }
 

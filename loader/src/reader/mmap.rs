@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
-use super::schedule::run_at_once;
+use super::time_slice::run_at_once;
 use super::{Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::arena::{PAGE_BYTES, View};
 use crate::files::{OpenFiles, Window};

@@ -13,7 +13,7 @@ mod progress;
 mod queue;
 mod ring;
 mod ring_thread;
-mod schedule;
+mod time_slice;
 mod uring;
 
 use std::io;

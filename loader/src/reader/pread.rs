@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use super::schedule::run_at_once;
+use super::time_slice::run_at_once;
 use super::{Backend, Progress, ReadLimits, ReadRequest, Reader};
 use crate::files::OpenFiles;
 

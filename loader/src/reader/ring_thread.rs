@@ -7,7 +7,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use super::queue::{Bell, End, Queue};
-use super::schedule::run_at_once;
+use super::time_slice::run_at_once;
 use super::{Backend, ReadRequest, Reader};
 
 /// The thread ends, with all its reads, when this is dropped.

@@ -7,7 +7,7 @@ use emel_loader::unit::Part;
 
 use super::Forward;
 use crate::program::{Buffer, MatrixShape, Op};
-use crate::schedule::Work;
+use crate::steps::Work;
 
 /// Products that share a fork and join, at most.
 const JOINED_MAX: usize = 64;

@@ -7,8 +7,8 @@ use emel_loader::reader::ReadError;
 
 use super::heat::{self, Heat, Learning};
 use crate::blueprint::Blueprint;
-use crate::generator::Generator;
 use crate::notice::{Notice, NoticeListener};
+use crate::pass_runner::PassRunner;
 
 /// Where it is kept, and who hears of what goes wrong.
 pub(crate) struct HeatFile {
@@ -17,12 +17,12 @@ pub(crate) struct HeatFile {
 }
 
 impl HeatFile {
-    /// Lets the generator begin with what an earlier run has left, as the settings say, and
+    /// Lets the runner begin with what an earlier run has left, as the settings say, and
     /// says where to keep what it learns. What cannot be used is left as it is.
     pub(crate) fn new(
         blueprint: &Blueprint,
         listener: &NoticeListener,
-        generator: &mut Generator,
+        runner: &mut PassRunner,
         mut on_notice: impl FnMut(Notice),
     ) -> Option<Self> {
         let learning = blueprint.settings.learning;
@@ -31,7 +31,7 @@ impl HeatFile {
         }
         let path = heat::place(&blueprint.path);
         match blueprint.learnt() {
-            Ok(Some(found)) => generator.warm(found),
+            Ok(Some(found)) => runner.warm(found),
             Ok(None) => {}
             Err(why) => {
                 on_notice(Notice::LearntIgnored { path, why });

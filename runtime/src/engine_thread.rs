@@ -18,10 +18,10 @@ use tokio::time::timeout;
 use crate::blueprint::Blueprint;
 use crate::error::Error;
 use crate::experts::heat_file::HeatFile;
-use crate::generator::{Generator, PassEnd};
 use crate::job::{Evaluation, Generation, Job, SessionTask, Tracing};
 use crate::live_budget::POLL_INTERVAL;
 use crate::meter::{self, Counts, FixedUsage, Meter, Metered};
+use crate::pass_runner::{PassEnd, PassRunner};
 use crate::session::{Identity, SessionError, SessionKind};
 use crate::stream::{Dropped, Event, EventSender, Token};
 use crate::usage::Usage;
@@ -29,8 +29,8 @@ use crate::usage::Usage;
 /// Between two reports of a prompt's progress within a pass.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-pub(crate) struct Scheduler {
-    pub(crate) generator: Generator,
+pub(crate) struct EngineThread {
+    pub(crate) runner: PassRunner,
     /// Time spent choosing tokens so far.
     sampling: Duration,
     trace: Option<Arc<Trace>>,
@@ -78,18 +78,18 @@ impl From<PassEnd> for Interruption {
     }
 }
 
-impl Scheduler {
-    /// That of a blueprint, with a generator that has been built from it. What was learnt is kept
+impl EngineThread {
+    /// That of a blueprint, with a runner that has been built from it. What was learnt is kept
     /// in `heat` in the end, if it is.
     pub(crate) fn new(
         blueprint: &Blueprint,
-        generator: Generator,
+        runner: PassRunner,
         identity: Identity,
         fixed: FixedUsage,
         heat: Option<HeatFile>,
     ) -> Self {
         Self {
-            generator,
+            runner,
             sampling: Duration::ZERO,
             trace: blueprint.trace.clone(),
             tokenizer: Arc::clone(&blueprint.tokenizer),
@@ -113,7 +113,7 @@ impl Scheduler {
         loop {
             let received = timeout(POLL_INTERVAL, self.next_job(&mut jobs)).await;
             // A limit may change while nobody asks for anything.
-            self.generator.follow_budget();
+            self.runner.follow_budget();
             let Ok(received) = received else { continue };
             let Some(job) = received else {
                 return self.keep_heat();
@@ -135,7 +135,7 @@ impl Scheduler {
     /// The next job; what may be needed for it is read meanwhile.
     async fn next_job(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
         let mut receiving = pin!(jobs.recv());
-        let mut reading = pin!(self.generator.read_ahead());
+        let mut reading = pin!(self.runner.read_ahead());
         poll_fn(|context| {
             let received = receiving.as_mut().poll(context);
             if received.is_pending() {
@@ -149,7 +149,7 @@ impl Scheduler {
     /// Keeps what was learnt for another run.
     fn keep_heat(&mut self) {
         if let Some(heat) = &self.heat
-            && let Some(learnt) = self.generator.learnt()
+            && let Some(learnt) = self.runner.learnt()
         {
             heat.save(&learnt, self.identity.get());
         }
@@ -163,8 +163,8 @@ impl Scheduler {
             is_lossy: self.is_lossy,
         };
         match task {
-            SessionTask::Save(attachment) => kind.save(path, self.generator.state(), &attachment),
-            SessionTask::Restore => kind.restore(path, self.generator.state_mut(), self.vocabulary),
+            SessionTask::Save(attachment) => kind.save(path, self.runner.state(), &attachment),
+            SessionTask::Restore => kind.restore(path, self.runner.state_mut(), self.vocabulary),
         }
     }
 
@@ -191,7 +191,7 @@ impl Scheduler {
         let mut sampler = self.sampler(sampler)?;
         let meter = Meter::start(self.metered());
         let is_cancelled = || events.is_cancelled();
-        let resumed = self.generator.state_mut().resume(&ids);
+        let resumed = self.runner.state_mut().resume(&ids);
         events.resumed(resumed);
         let computed = self.prefill(&ids, resumed, &events).await?;
         let prefill = meter.started.elapsed();
@@ -205,8 +205,8 @@ impl Scheduler {
         let mut passes = 0;
         // The logits are there once the whole prompt has been computed.
         while computed == ids.len() && generated < limit && !events.stops() {
-            let id = self.timed(|generator| {
-                let id = sampler.sample(generator.logits(0));
+            let id = self.timed(|runner| {
+                let id = sampler.sample(runner.logits(0));
                 sampler.accept(id);
                 id
             });
@@ -226,7 +226,7 @@ impl Scheduler {
                     position,
                     logit_tokens: 1,
                 };
-                self.generator.decode(batch, &is_cancelled).await?;
+                self.runner.decode(batch, &is_cancelled).await?;
                 passes += 1;
             }
         }
@@ -248,7 +248,7 @@ impl Scheduler {
 
     fn metered(&self) -> Metered<'_> {
         Metered {
-            generator: &self.generator,
+            runner: &self.runner,
             fixed: &self.fixed,
             sampling: self.sampling,
         }
@@ -272,9 +272,9 @@ impl Scheduler {
     }
 
     /// Runs the sampler and notes the time that it takes.
-    fn timed<R>(&mut self, sample: impl FnOnce(&Generator) -> R) -> R {
+    fn timed<R>(&mut self, sample: impl FnOnce(&PassRunner) -> R) -> R {
         let started = Instant::now();
-        let result = sample(&self.generator);
+        let result = sample(&self.runner);
         let length = started.elapsed();
         self.sampling += length;
         if let Some(trace) = &self.trace {
@@ -337,7 +337,7 @@ impl Scheduler {
                     reported = Instant::now();
                 }
             };
-            self.generator
+            self.runner
                 .prefill(batch, next, &is_cancelled, on_step)
                 .await?;
             position += tokens.len();
@@ -353,7 +353,7 @@ impl Scheduler {
             finished,
         } = evaluation;
         // Every position's logits are wanted, so all are computed.
-        self.generator.state_mut().clear();
+        self.runner.state_mut().clear();
         let mut position = 0;
         let mut outcome = Ok(());
         // An engine that was not opened for it keeps one row of logits: slow, but right.
@@ -364,7 +364,7 @@ impl Scheduler {
                 logit_tokens: tokens.len(),
             };
             let is_cancelled = || finished.is_closed();
-            if let Err(end) = self.generator.pass(batch, Pass::Full, &is_cancelled).await {
+            if let Err(end) = self.runner.pass(batch, Pass::Full, &is_cancelled).await {
                 outcome = Err(match end {
                     PassEnd::Failed(error) => error.into(),
                     PassEnd::Cancelled => Error::Stopped,
@@ -372,7 +372,7 @@ impl Scheduler {
                 break;
             }
             for index in 0..tokens.len() {
-                on_logits(position + index, self.generator.logits(index));
+                on_logits(position + index, self.runner.logits(index));
             }
             position += tokens.len();
         }
@@ -387,7 +387,7 @@ impl Scheduler {
             mut on_routing,
             finished,
         } = tracing;
-        self.generator.state_mut().clear();
+        self.runner.state_mut().clear();
         let mut position = 0;
         let mut outcome = Ok(());
         for tokens in ids.chunks(self.chunk) {
@@ -397,14 +397,14 @@ impl Scheduler {
                 logit_tokens: 0,
             };
             let is_cancelled = || finished.is_closed();
-            if let Err(end) = self.generator.pass(batch, Pass::Body, &is_cancelled).await {
+            if let Err(end) = self.runner.pass(batch, Pass::Body, &is_cancelled).await {
                 outcome = Err(match end {
                     PassEnd::Failed(error) => error.into(),
                     PassEnd::Cancelled => Error::Stopped,
                 });
                 break;
             }
-            if let Some(log) = self.generator.routing_log() {
+            if let Some(log) = self.runner.routing_log() {
                 on_routing(position, tokens.len(), log);
             }
             position += tokens.len();

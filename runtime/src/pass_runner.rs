@@ -1,4 +1,4 @@
-//! The generator: one forward pass at a time, step by step, over whatever slots bring.
+//! The runner: one forward pass at a time, step by step, over whatever slots bring.
 //!
 //! Between steps it awaits the next unit; a step itself runs to completion on the
 //! unit's bytes and never waits. Nothing is read or computed after the future that
@@ -15,8 +15,8 @@ use emel_loader::trace::{Activity, Subject, Trace};
 use emel_loader::weights::{Pass, ReadStatistics, Weights};
 use emel_model::forward::{Batch, Forward};
 use emel_model::routing_log::RoutingLog;
-use emel_model::schedule::{Step, schedule};
 use emel_model::state::SequenceState;
+use emel_model::steps::{Step, steps_of};
 
 use crate::blueprint::Blueprint;
 use crate::error::Error;
@@ -25,7 +25,7 @@ use crate::experts::heat::Heat;
 use crate::live_budget::LiveBudget;
 
 /// A model ready to compute.
-pub struct Generator {
+pub struct PassRunner {
     weights: Weights,
     files: Arc<OpenFiles>,
     forward: Forward,
@@ -59,7 +59,7 @@ enum Phase {
     Decode,
 }
 
-impl Generator {
+impl PassRunner {
     /// Brings a blueprint's pinned weights into memory through `backend`. `files` are
     /// those of the blueprint's catalog.
     ///
@@ -97,7 +97,7 @@ impl Generator {
             weights,
             files: Arc::clone(files),
             forward,
-            steps: schedule(&blueprint.program, &plan.units),
+            steps: steps_of(&blueprint.program, &plan.units),
             experts: ExpertDemand::new(
                 &blueprint.program,
                 plan,
@@ -119,7 +119,7 @@ impl Generator {
         self.live_budget = Some(live_budget);
     }
 
-    /// The weights of this generator.
+    /// The weights of this runner.
     pub fn weights(&self) -> &Weights {
         &self.weights
     }
@@ -140,12 +140,12 @@ impl Generator {
     }
 
     /// Runs one pass over `batch`; `next` is the pass expected after it. The logits
-    /// are then in [`Generator::logits`]. `is_cancelled` is asked before anything is
+    /// are then in [`PassRunner::logits`]. `is_cancelled` is asked before anything is
     /// begun, and before every step but those that are joined to the one before.
     ///
     /// # Errors
     /// When a read fails, the model's files have changed or the pass is cancelled; the
-    /// generator is then ready for another.
+    /// runner is then ready for another.
     pub async fn pass(
         &mut self,
         batch: Batch<'_>,
@@ -156,11 +156,11 @@ impl Generator {
             .await
     }
 
-    /// As [`Generator::pass`]; before every step, `on_step` gets how many steps are done, of how
+    /// As [`PassRunner::pass`]; before every step, `on_step` gets how many steps are done, of how
     /// many.
     ///
     /// # Errors
-    /// As [`Generator::pass`].
+    /// As [`PassRunner::pass`].
     pub(crate) async fn prefill(
         &mut self,
         batch: Batch<'_>,
@@ -172,11 +172,11 @@ impl Generator {
             .await
     }
 
-    /// As [`Generator::pass`], of one token that has been generated: the next one is expected
+    /// As [`PassRunner::pass`], of one token that has been generated: the next one is expected
     /// to follow, and lossy routing, if it is on, may change where the token goes.
     ///
     /// # Errors
-    /// As [`Generator::pass`].
+    /// As [`PassRunner::pass`].
     pub async fn decode(
         &mut self,
         batch: Batch<'_>,
@@ -241,7 +241,7 @@ impl Generator {
     }
 
     /// What reading has cost so far.
-    pub fn reading(&self) -> ReadStatistics {
+    pub fn read_statistics(&self) -> ReadStatistics {
         self.weights.statistics()
     }
 

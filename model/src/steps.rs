@@ -42,7 +42,7 @@ pub struct Step {
 }
 
 /// The steps of a pass, in order.
-pub fn schedule(program: &Program, units: &[Unit]) -> Vec<Step> {
+pub fn steps_of(program: &Program, units: &[Unit]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut pending: Vec<Work> = Vec::new();
     let mut is_head = false;
