@@ -14,7 +14,7 @@ use crate::expert_layout::{EXPERT_PARTS, ExpertLayout, ExpertUse};
 use crate::files::Window;
 use crate::gguf::{Catalog, Extent};
 use crate::probe::Curve;
-use crate::unit::{Stage, Unit, WeightUse, partition};
+use crate::unit::{Section, Unit, WeightUse, partition};
 
 /// Reads of 1 MiB and more reach a drive's bandwidth with four under way. Every read costs
 /// the processor tens of microseconds, so they are of this size where there is room: the
@@ -346,7 +346,7 @@ impl Plan {
     pub fn head_start(&self) -> usize {
         self.units
             .iter()
-            .position(|unit| unit.stage == Stage::Head)
+            .position(|unit| unit.section == Section::Head)
             .unwrap_or(self.units.len())
     }
 
@@ -522,7 +522,7 @@ mod tests {
                     offset: (index * 2 * PAGE_BYTES) as u64,
                     bytes: 2 * PAGE_BYTES as u64,
                 },
-                stage: Stage::Body,
+                section: Section::Body,
                 parts: Vec::new(),
             })
             .collect()

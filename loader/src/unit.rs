@@ -12,7 +12,7 @@ const GAP_BYTES_MAX: u64 = 64 << 10;
 
 /// Which half of a pass a matrix belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum Section {
     /// Every token goes through it.
     Body,
     /// Only tokens whose logits are wanted go through it.
@@ -27,7 +27,7 @@ pub struct WeightUse {
     /// Units do not reach from one layer into the next.
     pub layer: usize,
     /// The half of the pass.
-    pub stage: Stage,
+    pub section: Section,
 }
 
 /// A run of rows of one matrix inside a unit.
@@ -51,7 +51,7 @@ pub struct Unit {
     /// Where it lies.
     pub extent: Extent,
     /// The half of the pass it is used in.
-    pub stage: Stage,
+    pub section: Section,
     /// What is in it, in the order of use.
     pub parts: Vec<Part>,
 }
@@ -64,7 +64,7 @@ pub fn partition(catalog: &Catalog, uses: &[WeightUse], unit_bytes: u64) -> Vec<
     while next < uses.len() {
         let tensor = &catalog.tensors()[uses[next].tensor];
         if tensor.extent.bytes > unit_bytes {
-            split_rows(&mut units, tensor, next, uses[next].stage, unit_bytes);
+            split_rows(&mut units, tensor, next, uses[next].section, unit_bytes);
             next += 1;
         } else {
             let end = shared_end(catalog, uses, next, unit_bytes);
@@ -75,7 +75,7 @@ pub fn partition(catalog: &Catalog, uses: &[WeightUse], unit_bytes: u64) -> Vec<
     units
 }
 
-fn split_rows(units: &mut Vec<Unit>, tensor: &Tensor, weight: usize, stage: Stage, limit: u64) {
+fn split_rows(units: &mut Vec<Unit>, tensor: &Tensor, weight: usize, section: Section, limit: u64) {
     let row_bytes = tensor.row_bytes();
     let rows = tensor.rows();
     let count = rows.div_ceil((limit / row_bytes).max(1));
@@ -90,7 +90,7 @@ fn split_rows(units: &mut Vec<Unit>, tensor: &Tensor, weight: usize, stage: Stag
                 offset: tensor.extent.offset + first_row * row_bytes,
                 bytes,
             },
-            stage,
+            section,
             parts: vec![Part {
                 weight,
                 first_row: first_row as usize,
@@ -110,8 +110,9 @@ fn shared_end(catalog: &Catalog, uses: &[WeightUse], start: usize, unit_bytes: u
     let mut best = start + 1;
     for (index, weight) in uses.iter().enumerate().skip(start + 1) {
         let extent = catalog.tensors()[weight.tensor].extent;
-        let same_place =
-            weight.layer == first.layer && weight.stage == first.stage && extent.file == span.file;
+        let same_place = weight.layer == first.layer
+            && weight.section == first.section
+            && extent.file == span.file;
         wanted = wanted.saturating_add(extent.bytes);
         if !same_place || wanted > unit_bytes {
             break;
@@ -156,7 +157,7 @@ fn share(catalog: &Catalog, uses: &[WeightUse], run: std::ops::Range<usize>) -> 
             offset,
             bytes: end - offset,
         },
-        stage: uses[run.start].stage,
+        section: uses[run.start].section,
         parts,
     }
 }

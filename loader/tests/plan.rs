@@ -5,7 +5,7 @@
 use emel_loader::expert_layout::{ExpertPart, ExpertUse};
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{Item, Plan, PlanError, PlanInputs, Residency, held_bytes};
-use emel_loader::unit::{Stage, WeightUse};
+use emel_loader::unit::{Section, WeightUse};
 use emel_tests::gguf_writer::{Description, padding, write_header};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -41,21 +41,21 @@ impl Model {
     fn new(shape: &Shape) -> Self {
         let mut uses = Vec::new();
         let mut descriptions = vec![description("embedding".to_owned(), shape.embedding)];
-        let stages = (shape.layers.iter().map(|layer| (Stage::Body, layer)))
-            .chain([(Stage::Head, &shape.head)]);
-        for (layer, (stage, tensors)) in stages.enumerate() {
-            if stage == Stage::Head && shape.is_tied {
+        let sections = (shape.layers.iter().map(|layer| (Section::Body, layer)))
+            .chain([(Section::Head, &shape.head)]);
+        for (layer, (section, tensors)) in sections.enumerate() {
+            if section == Section::Head && shape.is_tied {
                 uses.push(WeightUse {
                     tensor: 0,
                     layer,
-                    stage,
+                    section,
                 });
             }
             for &dims in tensors {
                 uses.push(WeightUse {
                     tensor: descriptions.len(),
                     layer,
-                    stage,
+                    section,
                 });
                 descriptions.push(description(format!("{}", descriptions.len()), dims));
             }
@@ -228,7 +228,7 @@ fn check_cover(model: &Model, plan: &Plan) {
             current = part.weight;
             let weight = &model.uses[part.weight];
             let tensor = &model.catalog.tensors()[weight.tensor];
-            assert_eq!(weight.stage, unit.stage);
+            assert_eq!(weight.section, unit.section);
             assert_eq!(part.first_row, seen[part.weight], "rows are out of order");
             assert!(part.rows > 0);
             seen[part.weight] += part.rows;
@@ -288,7 +288,7 @@ proptest! {
 
         let head = plan.head_start();
         for (index, unit) in plan.units.iter().enumerate() {
-            prop_assert_eq!(unit.stage == Stage::Head, index >= head);
+            prop_assert_eq!(unit.section == Section::Head, index >= head);
         }
     }
 

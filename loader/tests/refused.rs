@@ -12,7 +12,7 @@ use emel_loader::files::{OpenFile, OpenFiles};
 use emel_loader::gguf::{Catalog, TensorType};
 use emel_loader::plan::{Plan, Residency, held_bytes};
 use emel_loader::reader::{self, Backend};
-use emel_loader::unit::{Stage, WeightUse, partition};
+use emel_loader::unit::{Section, WeightUse, partition};
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::fixtures::fixture;
 use emel_tests::gguf_writer::GgufWriter;
@@ -144,7 +144,7 @@ fn matrix(folder: &Path) -> (PathBuf, Plan, Vec<u8>) {
     let uses = [WeightUse {
         tensor: 0,
         layer: 0,
-        stage: Stage::Body,
+        section: Section::Body,
     }];
     let units = partition(&catalog, &uses, 64 << 10);
     let plan = Plan {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Pass;
 use crate::arena::{Arena, SlotBuffer};
-use crate::unit::{Stage, Unit};
+use crate::unit::{Section, Unit};
 
 /// Which units are read next, and which slot each is in.
 pub(super) struct Ring {
@@ -40,7 +40,7 @@ impl Ring {
     pub(super) fn set_order(&mut self, streamed: impl Iterator<Item = usize>, units: &[Unit]) {
         self.order.clear();
         self.order.extend(streamed);
-        let is_body = |unit: &usize| units[*unit].stage == Stage::Body;
+        let is_body = |unit: &usize| units[*unit].section == Section::Body;
         self.body = self.order.iter().take_while(|unit| is_body(unit)).count();
     }
 

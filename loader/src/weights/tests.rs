@@ -13,7 +13,7 @@ use rand_pcg::Pcg64;
 use super::*;
 use crate::arena::PAGE_BYTES;
 use crate::plan::Residency;
-use crate::unit::Stage;
+use crate::unit::Section;
 
 const UNITS: usize = 23;
 const BODY: usize = 17;
@@ -53,10 +53,10 @@ fn unit(index: usize) -> Unit {
             offset: (index * 3 * PAGE_BYTES + index * 32) as u64,
             bytes: 100 + index as u64,
         },
-        stage: if index < BODY {
-            Stage::Body
+        section: if index < BODY {
+            Section::Body
         } else {
-            Stage::Head
+            Section::Head
         },
         parts: Vec::new(),
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, Extent, TensorType};
 use emel_loader::plan::{Plan, Residency, held_bytes};
-use emel_loader::unit::{Stage, WeightUse, partition};
+use emel_loader::unit::{Section, WeightUse, partition};
 use emel_loader::weights::Pass;
 use emel_tests::gguf_writer::GgufWriter;
 use emel_tests::random::SplitMix64;
@@ -124,7 +124,7 @@ impl Model {
                 uses.push(WeightUse {
                     tensor: index_of(&format!("{layer}.{name}")),
                     layer,
-                    stage: Stage::Body,
+                    section: Section::Body,
                 });
             }
         }
@@ -132,7 +132,7 @@ impl Model {
             uses.push(WeightUse {
                 tensor: index_of(name),
                 layer: 5,
-                stage: Stage::Head,
+                section: Section::Head,
             });
         }
         let embedding = index_of("token_embd");
@@ -152,7 +152,7 @@ impl Model {
         let uses = (0..catalog.tensors().len()).map(|tensor| WeightUse {
             tensor,
             layer: tensor,
-            stage: Stage::Body,
+            section: Section::Body,
         });
         Self {
             bytes: vec![fs::read(&path).unwrap()],

@@ -14,7 +14,7 @@ use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, Extent};
 use emel_loader::plan::{Plan, PlanInputs, Residency};
 use emel_loader::reader::{Backend, Faults};
-use emel_loader::unit::{Stage, WeightUse};
+use emel_loader::unit::{Section, WeightUse};
 use emel_loader::weights::{Pass, Weights};
 use emel_tests::fixtures::fixture;
 
@@ -45,12 +45,12 @@ impl Model {
             tensor != embedding && tensor != head && found.rows() > 1
         });
         let uses = body
-            .map(|tensor| (tensor, Stage::Body))
-            .chain([(head, Stage::Head)])
-            .map(|(tensor, stage)| WeightUse {
+            .map(|tensor| (tensor, Section::Body))
+            .chain([(head, Section::Head)])
+            .map(|(tensor, section)| WeightUse {
                 tensor,
                 layer: tensor,
-                stage,
+                section,
             })
             .collect();
         Self {

@@ -2,7 +2,7 @@
 
 use emel_kernels::{Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
-use emel_loader::unit::{Stage, WeightUse};
+use emel_loader::unit::{Section, WeightUse};
 
 use super::beside::{takes_bias, takes_scale};
 use super::unused::unused_parts;
@@ -27,7 +27,7 @@ pub struct ProgramBuilder<'a> {
     /// Width of each buffer after the last operation.
     widths: [usize; BUFFERS],
     layer: usize,
-    stage: Stage,
+    section: Section,
 }
 
 impl<'a> ProgramBuilder<'a> {
@@ -68,7 +68,7 @@ impl<'a> ProgramBuilder<'a> {
             },
             widths,
             layer: 0,
-            stage: Stage::Body,
+            section: Section::Body,
         })
     }
 
@@ -439,7 +439,7 @@ impl<'a> ProgramBuilder<'a> {
     /// # Errors
     /// When a tensor is missing or of another size.
     pub fn head_after(&mut self, norm: &str) -> Result<(), ModelError> {
-        self.stage = Stage::Head;
+        self.section = Section::Head;
         self.layer = self.program.hyperparameters.layers;
         self.push(Op::KeepLogitTokens);
         self.norm(norm, Buffer::Residual, Buffer::Normed)?;
@@ -492,7 +492,7 @@ impl<'a> ProgramBuilder<'a> {
             tensor,
             // No unit is needed on both sides of a mixture's experts.
             layer: self.layer + self.program.expert_groups.len(),
-            stage: self.stage,
+            section: self.section,
         });
         self.program.matrices.len() - 1
     }
