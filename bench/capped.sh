@@ -2,7 +2,7 @@
 # Runs a model, or any command, in a fresh memory cgroup, with swap off.
 #
 #   bench/capped.sh --memory-max=SIZE [--model FILE] [--budgets 25%,50%,75%,90%]
-#                   [--lanes window,mmap,llama] [--tokens 32] [--prompt-tokens 64]
+#                   [--contenders emel,emel-mmap,llama] [--tokens 32] [--prompt-tokens 64]
 #                   [--runs 3] [--via auto|systemd|cgroup2|cgroup1] [--out DIR]
 #   bench/capped.sh --memory-max=SIZE [--via …] [--report FILE] [--files DIR] -- COMMAND…
 #
@@ -459,9 +459,9 @@ sweep() {
   local root folder
   root=$(dirname "$(realpath "$self")")/..
   folder=${CARGO_TARGET_DIR:-$root/target}/release
-  if [[ ! -x $folder/capped-sweep || ! -x $folder/capped-lane ]]; then
+  if [[ ! -x $folder/capped-sweep || ! -x $folder/capped-run ]]; then
     command -v cargo >/dev/null ||
-      fail "$folder has no capped-sweep and capped-lane, and there is no cargo to build them; build them elsewhere with cargo build --release -p emel-bench"
+      fail "$folder has no capped-sweep and capped-run, and there is no cargo to build them; build them elsewhere with cargo build --release -p emel-bench"
     echo 'capped.sh: building the benchmark, once' >&2
     cargo build --release --manifest-path "$root/Cargo.toml" -p emel-bench >&2
   fi

@@ -3,12 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use emel_bench::capped::cap::{Cap, SizedCap};
+use emel_bench::capped::contender::{Contender, Variant};
 use emel_bench::capped::environment::{DrivePoint, Environment};
 use emel_bench::capped::group::GroupUsage;
-use emel_bench::capped::lane::{Lane, Variant};
 use emel_bench::capped::report::{
-    CachedBefore, CapReport, Figures, LaneReport, Model, Outcome, Range, Report, Run, Settings,
-    Skipped,
+    CachedBefore, CapReport, ContenderReport, Figures, Model, Outcome, Range, Report, Run,
+    Settings, Skipped,
 };
 use serde_json::json;
 
@@ -68,10 +68,10 @@ fn killed(turn: usize) -> Run {
     }
 }
 
-fn lane(variant: Variant, speeds: &[f64]) -> LaneReport {
+fn contender(variant: Variant, speeds: &[f64]) -> ContenderReport {
     let runs = speeds.iter().enumerate();
     let runs = runs.map(|(index, &speed)| finished(index + 1, speed));
-    LaneReport::new(variant, runs.collect())
+    ContenderReport::new(variant, runs.collect())
 }
 
 fn report(caps: Vec<CapReport>, has_experts: bool) -> Report {
@@ -118,25 +118,25 @@ fn a_range_has_the_middle_of_its_values() {
 
 #[test]
 fn ratios_are_taken_turn_by_turn_and_only_of_turns_that_both_finished() {
-    let emel = lane(Variant::Window, &[4.0, 9.0, 5.0]);
-    let mut llama = lane(Variant::Llama, &[2.0, 3.0]);
+    let emel = contender(Variant::Emel, &[4.0, 9.0, 5.0]);
+    let mut llama = contender(Variant::Llama, &[2.0, 3.0]);
     llama.runs.push(killed(3));
     let report = CapReport::new(&cap(400), vec![emel, llama], &model(false), None);
     assert_eq!(report.ratios.len(), 1);
     let ratio = &report.ratios[0];
-    assert_eq!((ratio.of, ratio.to), (Lane::Window, Lane::Llama));
+    assert_eq!((ratio.of, ratio.to), (Contender::Emel, Contender::Llama));
     assert_eq!(Some(ratio.times), Range::of([2.0, 3.0]));
 }
 
 #[test]
-fn the_better_setting_of_a_lane_counts() {
+fn the_better_setting_of_a_contender_counts() {
     let better = |stored: &[f64], repacked: &[f64]| {
-        let lanes = vec![
-            lane(Variant::Llama, stored),
-            lane(Variant::LlamaRepacked, repacked),
+        let contenders = vec![
+            contender(Variant::Llama, stored),
+            contender(Variant::LlamaRepacked, repacked),
         ];
-        let report = CapReport::new(&cap(400), lanes, &model(false), None);
-        report.lane(Lane::Llama).unwrap().variant
+        let report = CapReport::new(&cap(400), contenders, &model(false), None);
+        report.contender(Contender::Llama).unwrap().variant
     };
     assert_eq!(better(&[1.0, 1.0], &[2.0, 2.0]), Variant::LlamaRepacked);
     assert_eq!(better(&[2.0, 2.0], &[1.0, 1.0]), Variant::Llama);
@@ -149,8 +149,8 @@ fn the_better_setting_of_a_lane_counts() {
 #[test]
 fn the_drive_limits_a_dense_model_by_what_exceeds_the_cap() {
     let limit = |mebibytes| {
-        let lanes = vec![lane(Variant::Window, &[1.0])];
-        CapReport::new(&cap(mebibytes), lanes, &model(false), Some(DRIVE)).limit
+        let contenders = vec![contender(Variant::Emel, &[1.0])];
+        CapReport::new(&cap(mebibytes), contenders, &model(false), Some(DRIVE)).limit
     };
     let found = limit(400).unwrap();
     assert_eq!(found.bytes_per_token, 500.0 * MIB as f64);
@@ -161,16 +161,16 @@ fn the_drive_limits_a_dense_model_by_what_exceeds_the_cap() {
 
 #[test]
 fn the_drive_limits_a_mixture_by_what_emel_read() {
-    let of = |lanes| CapReport::new(&cap(800), lanes, &model(true), Some(DRIVE)).limit;
-    let found = of(vec![lane(Variant::Window, &[1.0])]).unwrap();
+    let of = |contenders| CapReport::new(&cap(800), contenders, &model(true), Some(DRIVE)).limit;
+    let found = of(vec![contender(Variant::Emel, &[1.0])]).unwrap();
     assert_eq!(found.tokens_per_second, 2.0);
-    assert_eq!(of(vec![lane(Variant::Llama, &[1.0])]), None);
+    assert_eq!(of(vec![contender(Variant::Llama, &[1.0])]), None);
 }
 
 #[test]
 fn a_report_reads_as_what_was_found() {
-    let mut killed_lane = LaneReport::new(Variant::LlamaRepacked, vec![killed(1)]);
-    killed_lane.runs[0].outcome = Outcome::OutOfMemory {
+    let mut killed_contender = ContenderReport::new(Variant::LlamaRepacked, vec![killed(1)]);
+    killed_contender.runs[0].outcome = Outcome::OutOfMemory {
         group: Some(GroupUsage {
             oom_kills: Some(1),
             ..GroupUsage::default()
@@ -184,16 +184,16 @@ fn a_report_reads_as_what_was_found() {
         turn: 1,
         outcome: failed,
     }];
-    let lanes = vec![
-        lane(Variant::Window, &[3.0, 2.0, 4.0]),
-        LaneReport::new(Variant::Mmap, failed),
-        lane(Variant::Llama, &[1.0, 1.0, 1.0]),
-        killed_lane,
+    let contenders = vec![
+        contender(Variant::Emel, &[3.0, 2.0, 4.0]),
+        ContenderReport::new(Variant::EmelMmap, failed),
+        contender(Variant::Llama, &[1.0, 1.0, 1.0]),
+        killed_contender,
     ];
-    let cap = CapReport::new(&cap(400), lanes, &model(false), Some(DRIVE));
+    let cap = CapReport::new(&cap(400), contenders, &model(false), Some(DRIVE));
     let mut report = report(vec![cap], false);
     report.skipped.push(Skipped {
-        lane: Lane::Llama,
+        contender: Contender::Llama,
         reason: "there is none".to_owned(),
     });
     let text = report.markdown("speed.svg", "bytes.svg");
@@ -232,28 +232,28 @@ fn one_of_a_thing_is_not_told_as_several() {
 
 #[test]
 fn a_report_in_json_has_every_run() {
-    let lanes = vec![LaneReport::new(
-        Variant::Window,
+    let contenders = vec![ContenderReport::new(
+        Variant::Emel,
         vec![finished(1, 2.0), killed(2)],
     )];
-    let cap = CapReport::new(&cap(400), lanes, &model(false), None);
+    let cap = CapReport::new(&cap(400), contenders, &model(false), None);
     let json = serde_json::to_value(report(vec![cap], false)).unwrap();
-    let lane = &json["caps"][0]["lanes"][0];
-    assert_eq!(lane["variant"], "window");
-    assert_eq!(lane["runs"][0]["outcome"], "finished");
-    assert_eq!(lane["runs"][0]["tokens_per_second"], 2.0);
-    assert_eq!(lane["runs"][1]["outcome"], "out_of_memory");
-    assert_eq!(lane["summary"]["tokens_per_second"]["max"], 2.0);
+    let contender = &json["caps"][0]["contenders"][0];
+    assert_eq!(contender["variant"], "emel");
+    assert_eq!(contender["runs"][0]["outcome"], "finished");
+    assert_eq!(contender["runs"][0]["tokens_per_second"], 2.0);
+    assert_eq!(contender["runs"][1]["outcome"], "out_of_memory");
+    assert_eq!(contender["summary"]["tokens_per_second"]["max"], 2.0);
 }
 
 #[test]
-fn the_plots_have_a_line_for_each_lane_and_one_for_the_drive() {
+fn the_plots_have_a_line_for_each_contender_and_one_for_the_drive() {
     let of = |mebibytes, speed: f64| {
-        let lanes = vec![
-            lane(Variant::Window, &[speed, 1.5 * speed]),
-            lane(Variant::Llama, &[speed / 2.0]),
+        let contenders = vec![
+            contender(Variant::Emel, &[speed, 1.5 * speed]),
+            contender(Variant::Llama, &[speed / 2.0]),
         ];
-        CapReport::new(&cap(mebibytes), lanes, &model(false), Some(DRIVE))
+        CapReport::new(&cap(mebibytes), contenders, &model(false), Some(DRIVE))
     };
     // Not in the order in which they are plotted.
     let report = report(vec![of(600, 3.0), of(400, 2.0)], false);
@@ -318,8 +318,11 @@ fn polylines(svg: &str, colour: &str, width: u32) -> Vec<Vec<(i32, i32)>> {
 
 #[test]
 fn a_single_cap_has_visible_points() {
-    let lanes = vec![lane(Variant::Window, &[1.0]), lane(Variant::Mmap, &[1.0])];
-    let cap = CapReport::new(&cap(800), lanes, &model(true), Some(DRIVE / 2.0));
+    let contenders = vec![
+        contender(Variant::Emel, &[1.0]),
+        contender(Variant::EmelMmap, &[1.0]),
+    ];
+    let cap = CapReport::new(&cap(800), contenders, &model(true), Some(DRIVE / 2.0));
     let speed = report(vec![cap], true).speed_plot().unwrap();
     assert!(speed.contains("the drive&apos;s limit"), "{speed}");
     // One in the plot, one beside the name. A cross is two strokes.
@@ -340,8 +343,8 @@ fn a_single_cap_has_visible_points() {
 
 #[test]
 fn a_sweep_in_which_nothing_finished_has_plots_that_show_it() {
-    let lanes = vec![LaneReport::new(Variant::Window, vec![killed(1)])];
-    let cap = CapReport::new(&cap(400), lanes, &model(true), None);
+    let contenders = vec![ContenderReport::new(Variant::Emel, vec![killed(1)])];
+    let cap = CapReport::new(&cap(400), contenders, &model(true), None);
     let report = report(vec![cap], true);
     assert!(report.speed_plot().unwrap().starts_with("<svg "));
     assert!(!report.bytes_plot().unwrap().contains("<circle"));
@@ -363,11 +366,11 @@ fn uncapped_runs_and_pages_that_nobody_tells_of_are_named() {
     if let Outcome::Finished(figures) = &mut run.outcome {
         figures.cached_before.resident = None;
     }
-    let lanes = vec![LaneReport::new(Variant::Window, vec![run])];
-    let cap = CapReport::new(&uncapped, lanes, &model(false), Some(DRIVE));
+    let contenders = vec![ContenderReport::new(Variant::Emel, vec![run])];
+    let cap = CapReport::new(&uncapped, contenders, &model(false), Some(DRIVE));
     assert_eq!(cap.limit, None);
     let text = report(vec![cap], false).markdown("a", "b");
-    assert!(text.contains("**Where the cap is `none` the lanes ran uncapped, as asked.**"));
+    assert!(text.contains("**Where the cap is `none` the contenders ran uncapped, as asked.**"));
     assert!(
         text.contains("| none (uncapped) | 2.00 (2.00–2.00) | – |"),
         "{text}"

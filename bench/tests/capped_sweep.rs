@@ -1,4 +1,4 @@
-//! The sweep of `bench/capped.sh`: what is wrong is said before anything runs, and a lane that
+//! The sweep of `bench/capped.sh`: what is wrong is said before anything runs, and a contender that
 //! fails is reported as what it is while the others run. What needs a cgroup that cannot be
 //! made says so and passes.
 
@@ -92,8 +92,8 @@ fn report(folder: &Path, arguments: &[&str]) -> Option<(Value, String)> {
     ))
 }
 
-fn outcomes(lane: &Value) -> Vec<&str> {
-    let runs = lane["runs"].as_array().unwrap().iter();
+fn outcomes(contender: &Value) -> Vec<&str> {
+    let runs = contender["runs"].as_array().unwrap().iter();
     runs.map(|run| run["outcome"].as_str().unwrap()).collect()
 }
 
@@ -134,7 +134,7 @@ fn a_model_that_is_not_there_and_options_that_make_no_sense_are_refused() {
     let model = model.to_str().unwrap();
     for (arguments, message) in [
         (vec!["--model", "nothing.gguf"], "nothing.gguf: "),
-        (vec!["--model", model, "--lanes", "fast"], "fast"),
+        (vec!["--model", model, "--contenders", "fast"], "fast"),
         (vec!["--model", model, "--tokens", "1"], "1"),
         (vec!["--model", model, "--via", "magic"], "magic"),
         (vec!["--model", model, "--margin", "x"], "expected bytes"),
@@ -151,21 +151,33 @@ fn a_model_that_is_not_there_and_options_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn uncapped_lanes_are_run_if_asked_for_and_the_report_says_so() {
+fn uncapped_runs_are_run_if_asked_for_and_the_report_says_so() {
     let (folder, model) = with_model();
     let model = model.to_str().unwrap();
-    let arguments = ["--model", model, "--memory-max=none", "--lanes", "mmap"];
+    let arguments = [
+        "--model",
+        model,
+        "--memory-max=none",
+        "--contenders",
+        "emel-mmap",
+    ];
     let (report, text) = report(folder.path(), &arguments).unwrap();
     assert_eq!(report["settings"]["via"], "none");
-    assert!(text.contains("No cap: nothing held the lanes."), "{text}");
+    assert!(
+        text.contains("No cap: nothing held the contenders."),
+        "{text}"
+    );
     assert!(text.contains("none (uncapped)"), "{text}");
-    let lane = &report["caps"][0]["lanes"][0];
-    assert_eq!(outcomes(lane), ["finished", "finished"]);
+    let contender = &report["caps"][0]["contenders"][0];
+    assert_eq!(outcomes(contender), ["finished", "finished"]);
     assert_eq!(
-        lane["runs"][0]["token_seconds"].as_array().unwrap().len(),
+        contender["runs"][0]["token_seconds"]
+            .as_array()
+            .unwrap()
+            .len(),
         2
     );
-    assert_eq!(lane["runs"][0]["group"], Value::Null);
+    assert_eq!(contender["runs"][0]["group"], Value::Null);
 }
 
 #[test]
@@ -191,7 +203,7 @@ fn a_report_names_neither_folders_nor_the_machine() {
 }
 
 #[test]
-fn why_a_lane_is_left_out_is_told_without_folders() {
+fn why_a_contender_is_left_out_is_told_without_folders() {
     let (folder, model) = with_model();
     let model = model.to_str().unwrap();
     let refusing = "#!/bin/bash\necho \"$0: cannot load {MODEL}\" >&2; exit 1\n";
@@ -205,7 +217,7 @@ fn why_a_lane_is_left_out_is_told_without_folders() {
 }
 
 #[test]
-fn without_llama_the_other_lanes_run_and_a_line_says_so() {
+fn without_llama_the_other_contenders_run_and_a_line_says_so() {
     let (folder, model) = with_model();
     let model = model.to_str().unwrap();
     let missing = ["--memory-max=64M", "--llama-python", "/no/python"];
@@ -217,23 +229,23 @@ fn without_llama_the_other_lanes_run_and_a_line_says_so() {
         text.contains("**llama.cpp did not run:** there is no Python"),
         "{text}"
     );
-    assert_eq!(report["skipped"][0]["lane"], "llama");
+    assert_eq!(report["skipped"][0]["contender"], "llama");
     let cap = &report["caps"][0];
-    assert_eq!(cap["lanes"].as_array().unwrap().len(), 2);
-    for lane in cap["lanes"].as_array().unwrap() {
-        assert_eq!(outcomes(lane), ["finished", "finished"], "{lane}");
-        let run = &lane["runs"][0];
+    assert_eq!(cap["contenders"].as_array().unwrap().len(), 2);
+    for contender in cap["contenders"].as_array().unwrap() {
+        assert_eq!(outcomes(contender), ["finished", "finished"], "{contender}");
+        let run = &contender["runs"][0];
         assert_eq!(run["group"]["limit_bytes"], 64 << 20);
         assert_eq!(run["budget_bytes"], 64 << 20);
         assert!(run["group"]["peak_bytes"].as_u64().unwrap() <= 64 << 20);
         assert_eq!(run["cached_before"]["resident"], 0);
     }
     assert_eq!(cap["ratios"].as_array().unwrap().len(), 1);
-    assert_eq!(cap["ratios"][0]["to"], "mmap");
+    assert_eq!(cap["ratios"][0]["to"], "emel_mmap");
 }
 
 #[test]
-fn a_signal_to_the_sweep_alone_ends_the_lane_too() {
+fn a_signal_to_the_sweep_alone_ends_the_contender_too() {
     undo_ignored();
     let (folder, model) = with_model();
     let started = folder.path().join("started");
@@ -247,7 +259,7 @@ fn a_signal_to_the_sweep_alone_ends_the_lane_too() {
     let capper = Path::new(env!("CARGO_MANIFEST_DIR")).join("capped.sh");
     sweep.arg("--capper").arg(capper);
     sweep.arg("--out").arg(folder.path().join("report"));
-    sweep.args(["--memory-max=none", "--lanes=llama", "--llama-python"]);
+    sweep.args(["--memory-max=none", "--contenders=llama", "--llama-python"]);
     sweep.arg(&python).arg("--model").arg(&model);
     let sweep = sweep.env("XDG_CACHE_HOME", folder.path());
     let mut child = sweep.stderr(Stdio::piped()).spawn().unwrap();
@@ -260,19 +272,19 @@ fn a_signal_to_the_sweep_alone_ends_the_lane_too() {
     let told = said(&ended);
     assert_eq!(ended.status.code(), Some(143), "{told}");
     assert!(told.ends_with("error: ended by SIGTERM\n"), "{told}");
-    let lane = fs::read_to_string(started).unwrap().trim().parse().unwrap();
-    assert!(kill(Pid::from_raw(lane), None).is_err(), "it goes on");
+    let contender = fs::read_to_string(started).unwrap().trim().parse().unwrap();
+    assert!(kill(Pid::from_raw(contender), None).is_err(), "it goes on");
 }
 
 #[test]
-fn with_no_lane_left_nothing_is_reported() {
+fn with_no_contender_left_nothing_is_reported() {
     let (folder, model) = with_model();
     let model = model.to_str().unwrap();
     let arguments = [
         "--model",
         model,
         "--memory-max=none",
-        "--lanes",
+        "--contenders",
         "llama,llama",
     ];
     let output = sweep(
@@ -282,11 +294,14 @@ fn with_no_lane_left_nothing_is_reported() {
     let said = said(&output);
     assert!(!output.status.success(), "{said}");
     assert_eq!(said.matches("llama.cpp is left out").count(), 1, "{said}");
-    assert!(said.contains("error: no lane is left to run"), "{said}");
+    assert!(
+        said.contains("error: no contender is left to run"),
+        "{said}"
+    );
 }
 
 #[test]
-fn a_lane_that_cannot_live_in_its_cap_is_reported_as_killed_and_the_others_run() {
+fn a_contender_that_cannot_live_in_its_cap_is_reported_as_killed_and_the_others_run() {
     let (folder, model) = with_model();
     let python = script(folder.path(), LLAMA);
     let model = model.to_str().unwrap();
@@ -300,10 +315,10 @@ fn a_lane_that_cannot_live_in_its_cap_is_reported_as_killed_and_the_others_run()
     let Some((report, text)) = report(folder.path(), &arguments) else {
         return;
     };
-    let lanes = report["caps"][0]["lanes"].as_array().unwrap();
-    let found: Vec<_> = lanes
+    let contenders = report["caps"][0]["contenders"].as_array().unwrap();
+    let found: Vec<_> = contenders
         .iter()
-        .map(|lane| (outcomes(lane), lane["counts"] == true))
+        .map(|contender| (outcomes(contender), contender["counts"] == true))
         .collect();
     let finished = || vec!["finished", "finished"];
     let expected = [
@@ -313,14 +328,14 @@ fn a_lane_that_cannot_live_in_its_cap_is_reported_as_killed_and_the_others_run()
         (vec!["out_of_memory"], false),
     ];
     assert_eq!(found, expected);
-    let killed = &lanes[3]["runs"][0]["group"];
+    let killed = &contenders[3]["runs"][0]["group"];
     assert!(killed["oom_kills"].as_u64().unwrap() >= 1, "{killed}");
     assert!(
         text.contains("llama.cpp, repacked was killed by the kernel"),
         "{text}"
     );
     // As it is in the file, one second for two tokens and 2000 bytes.
-    let summary = &lanes[2]["summary"];
+    let summary = &contenders[2]["summary"];
     assert_eq!(summary["tokens_per_second"]["median"], 2.0);
     assert_eq!(summary["bytes_per_token"]["median"], 1000.0);
 }
@@ -329,11 +344,11 @@ fn a_lane_that_cannot_live_in_its_cap_is_reported_as_killed_and_the_others_run()
 fn a_cap_that_emel_refuses_is_a_failure_in_its_words() {
     let (folder, model) = with_model();
     let model = model.to_str().unwrap();
-    let arguments = ["--model", model, "--memory-max=8M", "--lanes", "window"];
+    let arguments = ["--model", model, "--memory-max=8M", "--contenders", "emel"];
     let Some((report, text)) = report(folder.path(), &arguments) else {
         return;
     };
-    let run = &report["caps"][0]["lanes"][0]["runs"][0];
+    let run = &report["caps"][0]["contenders"][0]["runs"][0];
     assert_eq!(
         (&run["outcome"], &run["status"]),
         (&"failed".into(), &1.into())

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 const PROGRAMS: [&str; 6] = [
-    env!("CARGO_BIN_EXE_capped-lane"),
+    env!("CARGO_BIN_EXE_capped-run"),
     env!("CARGO_BIN_EXE_capped-sweep"),
     env!("CARGO_BIN_EXE_emel-speed"),
     env!("CARGO_BIN_EXE_emel-synth"),

@@ -9,12 +9,12 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use emel_bench::capped::cap::{Cap, SizedCap};
+use emel_bench::capped::contender::{Contender, Task, Variant};
 use emel_bench::capped::drive::{Drive, curve, evict_all};
 use emel_bench::capped::environment::Environment;
-use emel_bench::capped::lane::{Lane, Task, Variant};
 use emel_bench::capped::report::{CapReport, Report, Settings};
 use emel_bench::capped::run::{NO_CGROUP, NoCgroup, Runner};
-use emel_bench::capped::sweep::{Lanes, Subject, run_cap};
+use emel_bench::capped::sweep::{Contenders, Subject, run_cap};
 use emel_bench::capped::under_way::UnderWay;
 use emel_bench::options::temperature;
 use emel_cli::interrupt::Interrupts;
@@ -58,10 +58,10 @@ struct Options {
         long,
         value_enum,
         value_delimiter = ',',
-        value_name = "LANE,…",
-        default_value = "window,mmap,llama"
+        value_name = "CONTENDER,…",
+        default_value = "emel,emel-mmap,llama"
     )]
-    lanes: Vec<Lane>,
+    contenders: Vec<Contender>,
 
     /// Tokens to answer with, the first included
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(2..=8192))]
@@ -71,7 +71,7 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=8192))]
     prompt_tokens: u16,
 
-    /// Runs of each lane
+    /// Runs of each contender
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=100))]
     runs: u16,
 
@@ -155,22 +155,22 @@ async fn run(options: Options) -> anyhow::Result<()> {
         Some(cap_bytes) => runner.probe(cap_bytes)?,
         None => "none".to_owned(),
     };
-    let lanes = Lanes::find(&options.lanes, &runner)?;
+    let contenders = Contenders::find(&options.contenders, &runner)?;
     evict_all(&subject.files)?;
     let curve = curve(&model, &subject.files).await;
     let report = Report {
         emel: env!("CARGO_PKG_VERSION"),
-        llama: lanes.llama,
+        llama: contenders.llama,
         model: subject.model,
         settings: options.settings(&runner),
         environment: Environment::look(&model, runner.drive.as_ref(), curve.as_ref())?,
-        skipped: lanes.skipped,
+        skipped: contenders.skipped,
         caps: Vec::new(),
     };
     let told = format!("the report is in {}", out.display());
     let turns = options.runs.into();
     let under_way = runner.under_way.clone();
-    let sweep = move || run_caps(&runner, &lanes.variants, turns, &caps, report, &out);
+    let sweep = move || run_caps(&runner, &contenders.variants, turns, &caps, report, &out);
     or_signal(&under_way, sweep).await?;
     tell(&told);
     Ok(())
@@ -186,9 +186,9 @@ fn run_caps(
     out: &Path,
 ) -> anyhow::Result<()> {
     for cap in caps {
-        let lanes = run_cap(runner, variants, turns, cap)?;
+        let contenders = run_cap(runner, variants, turns, cap)?;
         let drive = report.environment.drive_bytes_per_second();
-        let cap = CapReport::new(cap, lanes, &report.model, drive);
+        let cap = CapReport::new(cap, contenders, &report.model, drive);
         report.caps.push(cap);
         // What there is, should a later cap be interrupted.
         write(&report, out)?;
@@ -262,7 +262,7 @@ impl Options {
                 tokens: self.tokens.into(),
                 temperature: self.temp,
                 threads: self.threads.map_or(default, usize::from),
-                emel: programs.with_file_name("capped-lane"),
+                emel: programs.with_file_name("capped-run"),
                 llama_python: self.llama_python.clone().unwrap_or(python),
                 llama_script: root.join("bench/versus_llama"),
             },

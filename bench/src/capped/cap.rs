@@ -1,4 +1,4 @@
-//! The memory that a lane may take.
+//! The memory that a contender may take.
 
 use std::fmt;
 use std::str::FromStr;

@@ -107,7 +107,7 @@ pub fn evict_all(files: &[PathBuf]) -> anyhow::Result<CachedPages> {
     Ok(all)
 }
 
-/// What the drive gives: as it was measured before, or measured now and kept for the lanes.
+/// What the drive gives: as it was measured before, or measured now and kept for the contenders.
 /// None for a model that is too small to measure with, and where measuring is refused.
 pub async fn curve(model: &Path, files: &[PathBuf]) -> Option<Curve> {
     if let Some(curve) = kept_curve(model, Io::Auto) {
@@ -118,7 +118,7 @@ pub async fn curve(model: &Path, files: &[PathBuf]) -> Option<Curve> {
     let curve = probe::measure(&Arc::new(open), backend, Limits::THOROUGH).await;
     let curve = curve.ok()?;
     if let Some(kept) = Measurements::of_user() {
-        // Where it cannot be kept the lanes plan without, as they would anyway.
+        // Where it cannot be kept the contenders plan without, as they would anyway.
         let _ = kept.keep_drive(model, backend, &curve);
     }
     Some(curve)

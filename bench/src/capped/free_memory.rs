@@ -2,7 +2,7 @@
 //!
 //! The host of a virtual machine may take back what is free in it (free page reporting, some
 //! seconds after it was freed) and give it again page by page: 2 GB took 3 to 7 seconds, and
-//! 0.1 when they had been in use just before. Whichever lane comes first would pay for that.
+//! 0.1 when they had been in use just before. Whichever contender comes first would pay for that.
 
 use std::hint::black_box;
 

@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 
 use emel::internals::budget::in_binary_units;
 
+use super::contender::Contender;
 use super::group::GroupUsage;
-use super::lane::Lane;
-use super::report::{COMPARED, CapReport, LaneReport, Outcome, Range, Ratio, Report};
+use super::report::{COMPARED, CapReport, ContenderReport, Outcome, Range, Ratio, Report};
 
 const MIB: f64 = 1024.0 * 1024.0;
-const LANES: [Lane; 3] = [Lane::Window, Lane::Mmap, Lane::Llama];
+const CONTENDERS: [Contender; 3] = [Contender::Emel, Contender::EmelMmap, Contender::Llama];
 
 /// What nobody knows.
 const UNKNOWN: &str = "–";
@@ -60,7 +60,7 @@ impl Report {
             settings.context
         );
         text += &match settings.via.as_str() {
-            "none" => "No cap: nothing held the lanes.\n".to_owned(),
+            "none" => "No cap: nothing held the contenders.\n".to_owned(),
             via => format!("Caps by {via}, swap off; every run in a cgroup of its own.\n"),
         };
         text += &match settings.margin_bytes {
@@ -72,13 +72,13 @@ impl Report {
         };
         text += &self.coldness();
         if self.caps.iter().any(|cap| cap.cap_bytes.is_none()) && settings.via != "none" {
-            text += "**Where the cap is `none` the lanes ran uncapped, as asked.**\n";
+            text += "**Where the cap is `none` the contenders ran uncapped, as asked.**\n";
         }
         for skipped in &self.skipped {
             let _ = writeln!(
                 text,
                 "**{} did not run:** {}.",
-                skipped.lane.name(),
+                skipped.contender.name(),
                 skipped.reason
             );
         }
@@ -87,8 +87,8 @@ impl Report {
 
     /// What was left of the model in the page cache before the runs.
     fn coldness(&self) -> String {
-        let runs = self.caps.iter().flat_map(|cap| &cap.lanes);
-        let runs = runs.flat_map(|lane| &lane.runs);
+        let runs = self.caps.iter().flat_map(|cap| &cap.contenders);
+        let runs = runs.flat_map(|contender| &contender.runs);
         let before: Vec<_> = runs
             .filter_map(|run| match &run.outcome {
                 Outcome::Finished(figures) => Some(figures.cached_before),
@@ -169,16 +169,24 @@ impl Report {
     }
 
     fn speeds(&self) -> String {
-        let ratios: Vec<(Lane, Lane)> = COMPARED
+        let ratios: Vec<(Contender, Contender)> = COMPARED
             .into_iter()
             .filter(|pair| self.caps.iter().any(|cap| cap.ratio(*pair).is_some()))
             .collect();
-        let lanes: Vec<Lane> = LANES
+        let contenders: Vec<Contender> = CONTENDERS
             .into_iter()
-            .filter(|&lane| self.caps.iter().any(|cap| cap.lane(lane).is_some()))
+            .filter(|&contender| {
+                self.caps
+                    .iter()
+                    .any(|cap| cap.contender(contender).is_some())
+            })
             .collect();
         let mut head = vec!["cap".to_owned()];
-        head.extend(lanes.iter().map(|lane| lane.name().to_owned()));
+        head.extend(
+            contenders
+                .iter()
+                .map(|contender| contender.name().to_owned()),
+        );
         head.push("the drive's limit".to_owned());
         head.extend(
             ratios
@@ -189,7 +197,7 @@ impl Report {
         text += &rule(head.len());
         for cap in &self.caps {
             let mut cells = vec![cap.name()];
-            cells.extend(lanes.iter().map(|&lane| cap.speed(lane)));
+            cells.extend(contenders.iter().map(|&contender| cap.speed(contender)));
             let limit = cap
                 .limit
                 .map(|limit| format!("{:.2}", limit.tokens_per_second));
@@ -219,13 +227,13 @@ impl CapReport {
         }
     }
 
-    fn ratio(&self, (of, to): (Lane, Lane)) -> Option<&Ratio> {
+    fn ratio(&self, (of, to): (Contender, Contender)) -> Option<&Ratio> {
         let mut ratios = self.ratios.iter();
         ratios.find(|ratio| (ratio.of, ratio.to) == (of, to))
     }
 
-    fn speed(&self, lane: Lane) -> String {
-        let Some(report) = self.lane(lane) else {
+    fn speed(&self, contender: Contender) -> String {
+        let Some(report) = self.contender(contender) else {
             return UNKNOWN.to_owned();
         };
         match &report.summary {
@@ -239,7 +247,7 @@ impl CapReport {
         let budget = budget.unwrap_or_else(|| "what the machine leaves".to_owned());
         let mut text = format!("\n## Cap {}\n\nemel's budget: {budget}.\n\n", self.name());
         let head = [
-            "lane",
+            "contender",
             "counts",
             "tokens/s",
             "first token, s",
@@ -256,8 +264,8 @@ impl CapReport {
         ];
         text += &row(&head.map(str::to_owned));
         text += &rule(head.len());
-        for lane in &self.lanes {
-            text += &row(&lane.cells());
+        for contender in &self.contenders {
+            text += &row(&contender.cells());
         }
         text += &self.troubles();
         text
@@ -266,8 +274,8 @@ impl CapReport {
     /// What was said of the runs that did not finish.
     fn troubles(&self) -> String {
         let mut text = String::new();
-        for lane in &self.lanes {
-            let Some(run) = lane.runs.last().filter(|run| !run.has_finished()) else {
+        for contender in &self.contenders {
+            let Some(run) = contender.runs.last().filter(|run| !run.has_finished()) else {
                 continue;
             };
             let trouble = match &run.outcome {
@@ -278,7 +286,7 @@ impl CapReport {
                 Outcome::TimedOut { seconds } => format!("was ended after {seconds} s"),
                 _ => "was killed by the kernel for want of memory".to_owned(),
             };
-            let name = lane.variant.name();
+            let name = contender.variant.name();
             let _ = write!(text, "\n{name} {trouble}, in turn {}; ", run.turn);
             text += "it was not tried again.\n";
         }
@@ -286,7 +294,7 @@ impl CapReport {
     }
 }
 
-impl LaneReport {
+impl ContenderReport {
     /// How the last run ended, if in no answer.
     fn end(&self) -> &'static str {
         match self.runs.last().map(|run| &run.outcome) {

@@ -3,7 +3,7 @@
 use emel::internals::budget::in_binary_units;
 use emel_cli::chart::{Chart, ChartError, Line, Point, Style};
 
-use super::lane::Lane;
+use super::contender::Contender;
 use super::report::{CapReport, Range, Report, Summary};
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -11,7 +11,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 const LIMIT_POINTS: u32 = 200;
 
 impl Report {
-    /// Tokens per second of each lane, and the drive's limit, as SVG.
+    /// Tokens per second of each contender, and the drive's limit, as SVG.
     ///
     /// # Errors
     /// When the drawing library fails.
@@ -28,7 +28,7 @@ impl Report {
         chart.svg()
     }
 
-    /// MiB read for each token of each lane, as SVG.
+    /// MiB read for each token of each contender, as SVG.
     ///
     /// # Errors
     /// When the drawing library fails.
@@ -52,11 +52,11 @@ impl Report {
         }
     }
 
-    /// A line for each lane, of ranges in units of `unit`.
+    /// A line for each contender, of ranges in units of `unit`.
     fn lines(&self, of: impl Fn(&Summary) -> Option<Range>, unit: f64) -> Vec<Line> {
-        let line = |(lane, style): (Lane, Style)| {
+        let line = |(contender, style): (Contender, Style)| {
             let point = |cap: &CapReport| {
-                let range = of(cap.lane(lane)?.summary.as_ref()?)?;
+                let range = of(cap.contender(contender)?.summary.as_ref()?)?;
                 let spread = (range.min / unit, range.max / unit);
                 Some(Point {
                     x: cap.cap_bytes? as f64 / MIB,
@@ -65,19 +65,19 @@ impl Report {
                 })
             };
             Line {
-                name: lane.name().to_owned(),
+                name: contender.name().to_owned(),
                 style,
                 points: by_cap(self.caps.iter().filter_map(point)),
                 is_bound: false,
                 has_markers: true,
             }
         };
-        let lanes = [
-            (Lane::Window, Style::BLUE),
-            (Lane::Mmap, Style::GREEN),
-            (Lane::Llama, Style::ORANGE),
+        let contenders = [
+            (Contender::Emel, Style::BLUE),
+            (Contender::EmelMmap, Style::GREEN),
+            (Contender::Llama, Style::ORANGE),
         ];
-        lanes.into_iter().map(line).collect()
+        contenders.into_iter().map(line).collect()
     }
 
     /// With experts as many points as there are caps; without, a curve through all caps.

@@ -7,15 +7,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::cap::SizedCap;
+use super::contender::{Contender, Variant};
 use super::environment::Environment;
 use super::group::GroupUsage;
-use super::lane::{Lane, Variant};
 
-/// Lanes that are compared, each with the one that it is told as so many times as fast as.
-pub(super) const COMPARED: [(Lane, Lane); 3] = [
-    (Lane::Window, Lane::Llama),
-    (Lane::Window, Lane::Mmap),
-    (Lane::Mmap, Lane::Llama),
+/// Contenders that are compared, each with the one that it is told as so many times as fast as.
+pub(super) const COMPARED: [(Contender, Contender); 3] = [
+    (Contender::Emel, Contender::Llama),
+    (Contender::Emel, Contender::EmelMmap),
+    (Contender::EmelMmap, Contender::Llama),
 ];
 
 /// A sweep.
@@ -31,7 +31,7 @@ pub struct Report {
     pub settings: Settings,
     /// On what.
     pub environment: Environment,
-    /// Lanes that were asked for and did not run, and why.
+    /// Contenders that were asked for and did not run, and why.
     pub skipped: Vec<Skipped>,
     /// A report for each cap.
     pub caps: Vec<CapReport>,
@@ -63,7 +63,7 @@ pub struct Model {
     pub has_experts: bool,
 }
 
-/// What all lanes have in common.
+/// What all contenders have in common.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Settings {
     /// How the caps were made: `systemd`, `cgroup2`, `cgroup1`, or `none`.
@@ -76,7 +76,7 @@ pub struct Settings {
     pub temperature: f32,
     /// Tokens of the context.
     pub context: usize,
-    /// Runs of each lane, which take turns.
+    /// Runs of each contender, which take turns.
     pub runs: usize,
     /// Threads that compute.
     pub threads: usize,
@@ -86,29 +86,29 @@ pub struct Settings {
     pub margin_bytes: u64,
 }
 
-/// A lane that did not run.
+/// A contender that did not run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Skipped {
-    /// The lane.
-    pub lane: Lane,
+    /// The contender.
+    pub contender: Contender,
     /// Why, and what to do.
     pub reason: String,
 }
 
-/// The lanes in one cap.
+/// The contenders in one cap.
 #[derive(Debug, Clone, Serialize)]
 pub struct CapReport {
     /// The cap as it was asked for.
     pub asked: String,
-    /// The cap; none where the lanes ran without.
+    /// The cap; none where the contenders ran without.
     pub cap_bytes: Option<u64>,
     /// What emel was told to keep to; none where it was not told.
     pub budget_bytes: Option<u64>,
     /// What the drive allows.
     pub limit: Option<Limit>,
-    /// The lanes, in a setting each.
-    pub lanes: Vec<LaneReport>,
-    /// Of any two lanes.
+    /// The contenders, in a setting each.
+    pub contenders: Vec<ContenderReport>,
+    /// Of any two contenders.
     pub ratios: Vec<Ratio>,
 }
 
@@ -122,12 +122,12 @@ pub struct Limit {
     pub bytes_per_token: f64,
 }
 
-/// A lane in one setting.
+/// A contender in one setting.
 #[derive(Debug, Clone, Serialize)]
-pub struct LaneReport {
-    /// The lane and its setting.
+pub struct ContenderReport {
+    /// The contender and its setting.
     pub variant: Variant,
-    /// Whether it is the better setting of its lane.
+    /// Whether it is the better setting of its contender.
     pub counts: bool,
     /// Over all runs that have finished.
     pub summary: Option<Summary>,
@@ -135,7 +135,7 @@ pub struct LaneReport {
     pub runs: Vec<Run>,
 }
 
-/// A run of a lane.
+/// A run of a contender.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
     /// Which turn, from 1.
@@ -261,7 +261,7 @@ impl Range {
     }
 }
 
-/// A lane's runs together. What only some runs know is left out.
+/// A contender's runs together. What only some runs know is left out.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     /// Of the tokens after the first.
@@ -278,19 +278,19 @@ pub struct Summary {
     pub peak_bytes: Option<u64>,
 }
 
-/// How many times as fast one lane is as another, turn by turn.
+/// How many times as fast one contender is as another, turn by turn.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ratio {
     /// The one.
-    pub of: Lane,
+    pub of: Contender,
     /// The other.
-    pub to: Lane,
+    pub to: Contender,
     /// Of the tokens after the first.
     pub times: Range,
 }
 
-impl LaneReport {
-    /// Of a lane's runs; `counts` is settled by [`CapReport::new`].
+impl ContenderReport {
+    /// Of a contender's runs; `counts` is settled by [`CapReport::new`].
     pub fn new(variant: Variant, runs: Vec<Run>) -> Self {
         Self {
             variant,
@@ -343,24 +343,25 @@ impl Summary {
 }
 
 impl CapReport {
-    /// Of the lanes in one cap, on a drive of so many bytes per second.
+    /// Of the contenders in one cap, on a drive of so many bytes per second.
     pub fn new(
         cap: &SizedCap,
-        mut lanes: Vec<LaneReport>,
+        mut contenders: Vec<ContenderReport>,
         model: &Model,
         drive_bytes_per_second: Option<f64>,
     ) -> Self {
-        for index in 0..lanes.len() {
-            let lane = lanes[index].variant.lane();
-            let of_lane = lanes.iter().enumerate();
-            let of_lane = of_lane.filter(|(_, other)| other.variant.lane() == lane);
+        for index in 0..contenders.len() {
+            let contender = contenders[index].variant.contender();
+            let of_contender = contenders.iter().enumerate();
+            let of_contender =
+                of_contender.filter(|(_, other)| other.variant.contender() == contender);
             // Of two that are as good the first.
-            let best = of_lane.max_by(|(i, a), (j, b)| {
+            let best = of_contender.max_by(|(i, a), (j, b)| {
                 let by_speed = a.median().total_cmp(&b.median());
                 by_speed.then(Reverse(i).cmp(&Reverse(j)))
             });
             let best = best.map(|(best, _)| best);
-            lanes[index].counts = best == Some(index);
+            contenders[index].counts = best == Some(index);
         }
         let mut report = Self {
             asked: cap.asked.to_string(),
@@ -368,23 +369,23 @@ impl CapReport {
             budget_bytes: cap.budget_bytes,
             limit: None,
             ratios: Vec::new(),
-            lanes,
+            contenders,
         };
         report.limit = report.limit(model, drive_bytes_per_second);
         report.ratios = report.ratios();
         report
     }
 
-    /// The report of a lane in its better setting.
-    pub fn lane(&self, lane: Lane) -> Option<&LaneReport> {
-        let mut lanes = self.lanes.iter();
-        lanes.find(|report| report.counts && report.variant.lane() == lane)
+    /// The report of a contender in its better setting.
+    pub fn contender(&self, contender: Contender) -> Option<&ContenderReport> {
+        let mut contenders = self.contenders.iter();
+        contenders.find(|report| report.counts && report.variant.contender() == contender)
     }
 
     fn limit(&self, model: &Model, drive_bytes_per_second: Option<f64>) -> Option<Limit> {
         let cap_bytes = self.cap_bytes?;
         let bytes_per_token = if model.has_experts {
-            let window = self.lane(Lane::Window)?.summary.as_ref()?;
+            let window = self.contender(Contender::Emel)?.summary.as_ref()?;
             window.bytes_per_token?.median
         } else {
             model.pass_bytes.saturating_sub(cap_bytes) as f64
@@ -398,7 +399,7 @@ impl CapReport {
 
     fn ratios(&self) -> Vec<Ratio> {
         let ratio = |(of, to)| {
-            let (ours, theirs) = (self.lane(of)?, self.lane(to)?);
+            let (ours, theirs) = (self.contender(of)?, self.contender(to)?);
             let turns = ours.runs.iter().map(|run| run.turn);
             let times = turns.filter_map(|turn| {
                 let (one, other) = (ours.figures(turn)?, theirs.figures(turn)?);

@@ -1,4 +1,4 @@
-//! One run of a lane: cold, a process of its own, in a cgroup of its own.
+//! One run of a contender: cold, a process of its own, in a cgroup of its own.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -9,10 +9,10 @@ use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
 use super::cap::SizedCap;
+use super::contender::{Answer, Event, Mark, Task, Variant};
 use super::drive::{Drive, Moment, evict_all};
 use super::free_memory;
 use super::group::GroupUsage;
-use super::lane::{Answer, Event, Mark, Task, Variant};
 use super::report::{CachedBefore, Figures, Outcome};
 use super::under_way::UnderWay;
 
@@ -22,9 +22,9 @@ pub const NO_CGROUP: i32 = 77;
 const TIMED_OUT: i32 = 124;
 /// And when it had to kill `capped.sh`, which then leaves no report.
 const TIMED_OUT_AND_KILLED: i32 = 137;
-/// Seconds that a lane has to end by itself when its time is up.
+/// Seconds that a contender has to end by itself when its time is up.
 const GRACE_SECONDS: u64 = 20;
-/// What a lane says last is cut to this many characters.
+/// What a contender says last is cut to this many characters.
 const MESSAGE_CHARACTERS_MAX: usize = 300;
 
 /// No memory cgroup can be made here.
@@ -41,7 +41,7 @@ pub struct Runner {
     pub capper: PathBuf,
     /// How it is to make cgroups.
     pub via: String,
-    /// What the lanes are given.
+    /// What the contenders are given.
     pub task: Task,
     /// All files of the model.
     pub files: Vec<PathBuf>,
@@ -61,7 +61,7 @@ struct CapperReport {
     exit_status: i32,
 }
 
-/// What a lane has printed, with the moments at which it arrived.
+/// What a contender has printed, with the moments at which it arrived.
 type Marks = Vec<(Mark, Moment)>;
 
 impl Runner {
@@ -85,10 +85,10 @@ impl Runner {
             .via)
     }
 
-    /// Runs a lane, in a cgroup of the cap's size unless there is to be none.
+    /// Runs a contender, in a cgroup of the cap's size unless there is to be none.
     ///
     /// # Errors
-    /// When the run cannot be made; a lane that fails is an [`Outcome`].
+    /// When the run cannot be made; a contender that fails is an [`Outcome`].
     pub fn run(&self, variant: Variant, cap: &SizedCap) -> anyhow::Result<Outcome> {
         let folder = tempfile::tempdir()?;
         let (report, group) = (folder.path().join("report"), folder.path().join("group"));
@@ -119,7 +119,7 @@ impl Runner {
             stdout = child.stdout.take();
             Ok(child)
         })?;
-        let stdout = stdout.context("the lane has no output")?;
+        let stdout = stdout.context("the contender has no output")?;
         let marks = self.listen(BufReader::new(stdout));
         let status = self.under_way.wait()?;
 
@@ -144,7 +144,7 @@ impl Runner {
         })
     }
 
-    /// What a lane without a cap may take; nothing of files that cannot be looked at.
+    /// What a contender without a cap may take; nothing of files that cannot be looked at.
     fn model_bytes(&self) -> u64 {
         let sizes = self.files.iter().flat_map(std::fs::metadata);
         sizes.map(|file| file.len()).sum()
@@ -162,7 +162,7 @@ impl Runner {
         format!("{}: cannot run", self.capper.display())
     }
 
-    /// Reads what the lane prints, and looks at the drive whenever it does.
+    /// Reads what the contender prints, and looks at the drive whenever it does.
     fn listen(&self, output: impl BufRead) -> Marks {
         let lines = output.lines().map_while(Result::ok);
         lines
@@ -207,7 +207,7 @@ impl Runner {
         }))
     }
 
-    /// A message of a lane without the folders that the model and the lanes' programs are in.
+    /// A message of a contender without the folders that the model and the contenders' programs are in.
     pub fn without_folders(&self, message: &str) -> String {
         let task = &self.task;
         let programs = [&task.emel, &task.llama_python, &task.llama_script];
@@ -238,7 +238,7 @@ fn read_report(path: &Path) -> anyhow::Result<Option<CapperReport>> {
     ))
 }
 
-/// The last line that is the lane's own.
+/// The last line that is the contender's own.
 fn last_said(said: &str) -> String {
     let lines = said.lines().map(str::trim).rev();
     let is_ours = |line: &&str| {

@@ -44,8 +44,8 @@ echo "{\"via\":\"cgroup2\",\"oom_kills\":$kills,\"exit_status\":$status}" >"$rep
 echo "capped.sh: via cgroup2, and so on" >&2
 exit $status"#;
 
-/// A runner whose lanes are all the shell script `lane`.
-fn runner(capper: &str, lane: &str) -> (TempDir, Runner) {
+/// A runner whose contenders are all the shell script `contender`.
+fn runner(capper: &str, contender: &str) -> (TempDir, Runner) {
     // Where this program is there is a drive to put the model out to; /tmp may be in memory.
     let programs = std::env::current_exe().unwrap();
     let folder = tempfile::tempdir_in(programs.parent().unwrap()).unwrap();
@@ -61,7 +61,7 @@ fn runner(capper: &str, lane: &str) -> (TempDir, Runner) {
             tokens: 3,
             temperature: 0.0,
             threads: 1,
-            emel: script(folder.path(), "lane", lane),
+            emel: script(folder.path(), "contender", contender),
             llama_python: PathBuf::new(),
             llama_script: PathBuf::new(),
         },
@@ -72,13 +72,13 @@ fn runner(capper: &str, lane: &str) -> (TempDir, Runner) {
     (folder, runner)
 }
 
-fn marks_of(lane: &str) -> Outcome {
-    let (_folder, runner) = runner(CAPPER, lane);
-    runner.run(Variant::Window, &CAP).unwrap()
+fn marks_of(contender: &str) -> Outcome {
+    let (_folder, runner) = runner(CAPPER, contender);
+    runner.run(Variant::Emel, &CAP).unwrap()
 }
 
 #[test]
-fn a_run_is_measured_by_what_the_lane_prints_and_the_cgroup_says() {
+fn a_run_is_measured_by_what_the_contender_prints_and_the_cgroup_says() {
     let answer = json!({
         "load_seconds": 9.0,
         "first_token_seconds": 4.0,
@@ -106,7 +106,7 @@ fn a_run_is_measured_by_what_the_lane_prints_and_the_cgroup_says() {
 }
 
 #[test]
-fn a_lane_is_told_the_model_the_prompt_and_the_budget() {
+fn a_contender_is_told_the_model_the_prompt_and_the_budget() {
     let outcome = marks_of("echo \"$*\" >&2; exit 3");
     let Outcome::Failed { status, message } = outcome else {
         panic!("{outcome:?}");
@@ -127,7 +127,7 @@ fn a_kill_is_no_failure_of_another_kind() {
 }
 
 #[test]
-fn a_lane_that_says_nothing_is_a_failure() {
+fn a_contender_that_says_nothing_is_a_failure() {
     let outcome = marks_of("true");
     assert!(
         matches!(&outcome, Outcome::Failed { message, .. } if message.contains("said nothing")),
@@ -136,10 +136,10 @@ fn a_lane_that_says_nothing_is_a_failure() {
 }
 
 #[test]
-fn a_lane_that_takes_too_long_is_ended() {
+fn a_contender_that_takes_too_long_is_ended() {
     let (_folder, mut runner) = runner("exec sleep 100", "");
     runner.timeout_seconds = 1;
-    let outcome = runner.run(Variant::Window, &CAP).unwrap();
+    let outcome = runner.run(Variant::Emel, &CAP).unwrap();
     assert!(
         matches!(outcome, Outcome::TimedOut { seconds: 1 }),
         "{outcome:?}"
@@ -147,7 +147,7 @@ fn a_lane_that_takes_too_long_is_ended() {
 }
 
 #[test]
-fn a_lane_that_had_to_be_killed_with_its_cgroup_has_timed_out() {
+fn a_contender_that_had_to_be_killed_with_its_cgroup_has_timed_out() {
     use std::os::unix::process::ExitStatusExt;
     let (folder, runner) = runner("", "");
     let said = folder.path().join("said");
@@ -166,7 +166,7 @@ fn a_lane_that_had_to_be_killed_with_its_cgroup_has_timed_out() {
 }
 
 #[test]
-fn messages_of_lanes_name_no_folders() {
+fn messages_of_contenders_name_no_folders() {
     let (folder, mut runner) = runner("", "");
     let second = folder.path().join("shards/second.gguf");
     runner.files.push(second.clone());
@@ -175,7 +175,10 @@ fn messages_of_lanes_name_no_folders() {
         second.display(),
         runner.task.emel.display()
     );
-    assert_eq!(runner.without_folders(&said), "second.gguf: and lane too");
+    assert_eq!(
+        runner.without_folders(&said),
+        "second.gguf: and contender too"
+    );
     runner.task.model = PathBuf::from("model.gguf");
     let absolute = std::path::absolute(&runner.task.model).unwrap();
     let said = format!("{}: damaged", absolute.display());
@@ -191,7 +194,7 @@ fn messages_of_lanes_name_no_folders() {
 fn where_no_cgroup_can_be_made_there_is_an_error_and_no_run() {
     let (_folder, runner) = runner("echo capped.sh: cannot cap memory here >&2; exit 77", "");
     for error in [
-        runner.run(Variant::Window, &CAP).unwrap_err(),
+        runner.run(Variant::Emel, &CAP).unwrap_err(),
         runner.probe(1 << 26).unwrap_err(),
     ] {
         assert!(error.is::<NoCgroup>(), "{error:#}");
@@ -209,7 +212,7 @@ fn a_probe_says_how_cgroups_are_made() {
 }
 
 #[test]
-fn what_a_lane_said_last_is_its_own_and_short() {
+fn what_a_contender_said_last_is_its_own_and_short() {
     let said = "first\n  error: no such thing \n\ncapped.sh: via cgroup1, cap 1\n";
     assert_eq!(last_said(said), "error: no such thing");
     assert_eq!(last_said("\n\n"), "it said nothing");

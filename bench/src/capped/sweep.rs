@@ -1,4 +1,4 @@
-//! The runs of a sweep in their order: for each cap all lanes in turns, as often as asked.
+//! The runs of a sweep in their order: for each cap all contenders in turns, as often as asked.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use emel_cli::tell;
 use serde::Deserialize;
 
 use super::cap::SizedCap;
-use super::lane::{Lane, Variant};
-use super::report::{LaneReport, Llama, Model, Outcome, Run, Skipped};
+use super::contender::{Contender, Variant};
+use super::report::{ContenderReport, Llama, Model, Outcome, Run, Skipped};
 use super::run::Runner;
 
 /// More memory than planning for a model in memory takes besides its file.
@@ -57,9 +57,9 @@ impl Subject {
     }
 }
 
-/// Lanes in their settings, of those that are asked for and can run.
+/// Contenders in their settings, of those that are asked for and can run.
 #[derive(Debug, Clone, Default)]
-pub struct Lanes {
+pub struct Contenders {
     /// In the order of the first turn.
     pub variants: Vec<Variant>,
     /// The others.
@@ -68,42 +68,45 @@ pub struct Lanes {
     pub llama: Option<Llama>,
 }
 
-impl Lanes {
-    /// Looks for what the lanes need.
+impl Contenders {
+    /// Looks for what the contenders need.
     ///
     /// # Errors
     /// When none can run.
-    pub fn find(asked: &[Lane], runner: &Runner) -> anyhow::Result<Self> {
-        let mut lanes = Self::default();
-        for (index, &lane) in asked.iter().enumerate() {
-            if asked[..index].contains(&lane) {
+    pub fn find(asked: &[Contender], runner: &Runner) -> anyhow::Result<Self> {
+        let mut contenders = Self::default();
+        for (index, &contender) in asked.iter().enumerate() {
+            if asked[..index].contains(&contender) {
                 continue;
             }
-            match lane {
-                Lane::Window => lanes.variants.push(Variant::Window),
-                Lane::Mmap => lanes.variants.push(Variant::Mmap),
-                Lane::Llama => match find_llama(runner) {
+            match contender {
+                Contender::Emel => contenders.variants.push(Variant::Emel),
+                Contender::EmelMmap => contenders.variants.push(Variant::EmelMmap),
+                Contender::Llama => match find_llama(runner) {
                     Ok(llama) => {
-                        lanes.variants.push(Variant::Llama);
+                        contenders.variants.push(Variant::Llama);
                         if llama.has_repacking {
-                            lanes.variants.push(Variant::LlamaRepacked);
+                            contenders.variants.push(Variant::LlamaRepacked);
                         }
-                        lanes.llama = Some(llama);
+                        contenders.llama = Some(llama);
                     }
                     Err(error) => {
                         let reason = runner.without_folders(&format!("{error:#}"));
-                        lanes.skip(lane, reason);
+                        contenders.skip(contender, reason);
                     }
                 },
             }
         }
-        ensure!(!lanes.variants.is_empty(), "no lane is left to run");
-        Ok(lanes)
+        ensure!(
+            !contenders.variants.is_empty(),
+            "no contender is left to run"
+        );
+        Ok(contenders)
     }
 
-    fn skip(&mut self, lane: Lane, reason: String) {
-        tell(&format!("{} is left out: {reason}", lane.name()));
-        self.skipped.push(Skipped { lane, reason });
+    fn skip(&mut self, contender: Contender, reason: String) {
+        tell(&format!("{} is left out: {reason}", contender.name()));
+        self.skipped.push(Skipped { contender, reason });
     }
 }
 
@@ -146,8 +149,8 @@ fn find_llama(runner: &Runner) -> anyhow::Result<Llama> {
     })
 }
 
-/// Runs the lanes in a cap, as many turns as asked. In each turn another lane comes first.
-/// A lane that does not finish is not tried again in this cap.
+/// Runs the contenders in a cap, as many turns as asked. In each turn another contender comes first.
+/// A contender that does not finish is not tried again in this cap.
 ///
 /// # Errors
 /// When a run cannot be made.
@@ -156,13 +159,13 @@ pub fn run_cap(
     variants: &[Variant],
     turns: usize,
     cap: &SizedCap,
-) -> anyhow::Result<Vec<LaneReport>> {
+) -> anyhow::Result<Vec<ContenderReport>> {
     let mut runs: Vec<Vec<Run>> = variants.iter().map(|_| Vec::new()).collect();
     for turn in 1..=turns {
         for place in 0..variants.len() {
             let index = (place + turn - 1) % variants.len();
-            let of_lane = &mut runs[index];
-            let has_failed = of_lane.last().is_some_and(|run| !run.has_finished());
+            let of_contender = &mut runs[index];
+            let has_failed = of_contender.last().is_some_and(|run| !run.has_finished());
             if has_failed {
                 continue;
             }
@@ -171,12 +174,12 @@ pub fn run_cap(
             let outcome_line = summary(&outcome);
             let asked = cap.asked;
             tell(&format!("{asked}, turn {turn}, {name}: {outcome_line}"));
-            of_lane.push(Run { turn, outcome });
+            of_contender.push(Run { turn, outcome });
         }
     }
-    let lanes = variants.iter().zip(runs);
-    Ok(lanes
-        .map(|(&variant, runs)| LaneReport::new(variant, runs))
+    let contenders = variants.iter().zip(runs);
+    Ok(contenders
+        .map(|(&variant, runs)| ContenderReport::new(variant, runs))
         .collect())
 }
 

@@ -1,4 +1,4 @@
-//! The lanes: programs that answer the same prompt, and what they say while they do.
+//! The contenders: programs that answer the same prompt, and what they say while they do.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,50 +7,50 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// A lane that can be asked for.
+/// A contender that can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lane {
+pub enum Contender {
     /// emel, streaming
-    Window,
+    Emel,
     /// emel, through an advised mapping
-    Mmap,
+    EmelMmap,
     /// llama.cpp, through its mapping
     Llama,
 }
 
-/// A lane in one of its settings; of two of a lane the better one counts.
+/// A contender in one of its settings; of two of a contender the better one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Variant {
     /// emel, streaming.
-    Window,
+    Emel,
     /// emel, mapping.
-    Mmap,
+    EmelMmap,
     /// llama.cpp, with weights as they are in the file.
     Llama,
     /// llama.cpp, with weights repacked, which copies them.
     LlamaRepacked,
 }
 
-impl Lane {
+impl Contender {
     /// Its name in a table.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Window => "emel",
-            Self::Mmap => "emel, mapped",
+            Self::Emel => "emel",
+            Self::EmelMmap => "emel, mapped",
             Self::Llama => "llama.cpp",
         }
     }
 }
 
 impl Variant {
-    /// The lane that it is a setting of.
-    pub fn lane(self) -> Lane {
+    /// The contender that it is a setting of.
+    pub fn contender(self) -> Contender {
         match self {
-            Self::Window => Lane::Window,
-            Self::Mmap => Lane::Mmap,
-            Self::Llama | Self::LlamaRepacked => Lane::Llama,
+            Self::Emel => Contender::Emel,
+            Self::EmelMmap => Contender::EmelMmap,
+            Self::Llama | Self::LlamaRepacked => Contender::Llama,
         }
     }
 
@@ -58,12 +58,12 @@ impl Variant {
     pub fn name(self) -> &'static str {
         match self {
             Self::LlamaRepacked => "llama.cpp, repacked",
-            _ => self.lane().name(),
+            _ => self.contender().name(),
         }
     }
 }
 
-/// What every lane is given, and where its program is.
+/// What every contender is given, and where its program is.
 #[derive(Debug, Clone)]
 pub struct Task {
     /// The model's first file.
@@ -76,7 +76,7 @@ pub struct Task {
     pub temperature: f32,
     /// Threads that compute.
     pub threads: usize,
-    /// `capped-lane`.
+    /// `capped-run`.
     pub emel: PathBuf,
     /// A Python that has llama.cpp.
     pub llama_python: PathBuf,
@@ -90,12 +90,12 @@ impl Task {
         self.ids.len() + self.tokens + 1
     }
 
-    /// The command of a lane; `budget_bytes` is what emel plans for, if not what the
+    /// The command of a contender; `budget_bytes` is what emel plans for, if not what the
     /// machine leaves.
     pub fn command(&self, variant: Variant, budget_bytes: Option<u64>) -> Vec<OsString> {
         match variant {
-            Variant::Window => self.emel_command("auto", budget_bytes),
-            Variant::Mmap => self.emel_command("mmap", budget_bytes),
+            Variant::Emel => self.emel_command("auto", budget_bytes),
+            Variant::EmelMmap => self.emel_command("mmap", budget_bytes),
             Variant::Llama => self.llama_command(false),
             Variant::LlamaRepacked => self.llama_command(true),
         }
@@ -144,7 +144,7 @@ impl Task {
     }
 }
 
-/// A line that a lane prints when it gets somewhere.
+/// A line that a contender prints when it gets somewhere.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Mark {
     /// Where it got.
@@ -158,7 +158,7 @@ pub struct Mark {
     pub answer: Option<Answer>,
 }
 
-/// Where a lane gets.
+/// Where a contender gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {

@@ -1,4 +1,4 @@
-//! `capped-lane MODEL --ids …`: answers a prompt once, and prints a line of JSON when it is
+//! `capped-run MODEL --ids …`: answers a prompt once, and prints a line of JSON when it is
 //! loaded, when it has the first token, and at the end. `bench/capped.sh` runs it.
 
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Parser;
 use emel::Engine;
 use emel::internals::blueprint::Blueprint;
-use emel_bench::capped::lane::{Answer, Event, Mark};
+use emel_bench::capped::contender::{Answer, Event, Mark};
 use emel_bench::options::PromptOptions;
 use emel_bench::usage::request;
 use emel_cli::arguments::Checked;
@@ -17,7 +17,7 @@ use emel_systemd::Memory;
 
 /// Answers a prompt of given token ids once, and prints times and reads as JSON
 #[derive(Debug, Parser)]
-#[command(name = "capped-lane", version)]
+#[command(name = "capped-run", version)]
 struct Options {
     #[command(flatten)]
     model: ModelOptions,
