@@ -162,7 +162,7 @@ async fn build(
         listener.tell(&notice);
         notices.push(notice);
     };
-    let candidates = candidates(blueprint);
+    let candidates = &candidates(blueprint);
     blueprint.check_memory()?;
     let with_buffers = candidates[0].needs_buffers();
     let mut files = OpenFiles::open_model(blueprint.catalog.files(), with_buffers)?;
@@ -258,13 +258,10 @@ async fn load(
 }
 
 /// The readers to try, in turn.
-fn candidates(blueprint: &Blueprint) -> &'static [Backend] {
+fn candidates(blueprint: &Blueprint) -> Vec<Backend> {
     match blueprint.settings.io {
-        Io::Only(Backend::Ring) => &[Backend::Ring],
-        Io::Only(Backend::Uring) => &[Backend::Uring],
-        Io::Only(Backend::Pread) => &[Backend::Pread],
-        Io::Only(Backend::Mmap) => &[Backend::Mmap],
-        Io::Auto if blueprint.plan.is_mapped => &[Backend::Mmap],
-        Io::Auto | Io::Unmapped => &Backend::FASTEST_FIRST,
+        Io::Only(backend) => vec![backend],
+        Io::Auto if blueprint.plan.is_mapped => vec![Backend::Mmap],
+        Io::Auto | Io::Unmapped => Backend::FASTEST_FIRST.to_vec(),
     }
 }

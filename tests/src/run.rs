@@ -20,9 +20,7 @@ pub static READERS: LazyLock<Vec<Backend>> = LazyLock::new(|| {
         }
         outcome.is_ok()
     };
-    let mut readers = vec![Backend::Ring, Backend::Uring, Backend::Pread, Backend::Mmap];
-    readers.retain(starts);
-    readers
+    Backend::all().filter(starts).collect()
 });
 
 /// Settings for a test: nothing is taken from the machine but that it may have no

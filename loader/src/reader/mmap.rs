@@ -21,10 +21,20 @@ use crossbeam::channel::{Receiver, Sender, bounded};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::time_slice::run_at_once;
-use super::{Backend, ReadError, ReadLimits, ReadRequest, Reader};
+use super::{Backend, Description, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::arena::{PAGE_BYTES, View};
 use crate::files::{OpenFiles, Window};
 use crate::gguf::Extent;
+
+pub(super) const DESCRIPTION: Description = Description {
+    backend: Backend::Mmap,
+    name: "mmap",
+    summary: "The mapping of the file",
+    uses_io_uring: false,
+    needs_buffers: false,
+    remedy: |_| "raise the limit on address space (ulimit -v)".to_owned(),
+    start: |files, _, limits| Ok(Box::new(MmapReader::start(files, limits)?)),
+};
 
 /// One thread faults pages in while another may wait for the drive.
 const THREADS_MAX: usize = 2;

@@ -2,8 +2,8 @@
 //!
 //! A [`Reader`] takes requests and reports each through its [`Completion`], in any
 //! order, from a thread of its own. It reads whole aligned windows, finishes short
-//! reads, and never reports fewer bytes than were asked for. To add a backend, add a
-//! file here, a variant to [`Backend`] and an arm to [`open`].
+//! reads, and never reports fewer bytes than were asked for. To add a reader, add a
+//! file here with its description, a variant of [`Backend`] and a row in `READERS`.
 
 mod blocking;
 mod faults;
@@ -57,32 +57,71 @@ pub enum Backend {
     Mmap,
 }
 
+/// What each reader's file says of it.
+const READERS: [Description; 4] = [
+    ring::DESCRIPTION,
+    uring::DESCRIPTION,
+    pread::DESCRIPTION,
+    mmap::DESCRIPTION,
+];
+
+/// Starts a reader of files, with the buffers that most reads will go to.
+type Start = fn(Arc<OpenFiles>, Vec<SlotBuffer>, ReadLimits) -> io::Result<Box<dyn Reader>>;
+
+/// A reader as it is known before it runs.
+struct Description {
+    backend: Backend,
+    /// Its name, as users write it.
+    name: &'static str,
+    /// What it does, in a few words.
+    summary: &'static str,
+    uses_io_uring: bool,
+    /// See [`Backend::needs_buffers`].
+    needs_buffers: bool,
+    /// What makes the system allow it, by the error that it refused it with.
+    remedy: fn(&io::Error) -> String,
+    start: Start,
+}
+
 impl Backend {
-    /// The readers that stream into buffers, fastest first.
-    pub const FASTEST_FIRST: [Self; 3] = [Self::Ring, Self::Uring, Self::Pread];
+    /// The readers that stream into buffers and are tried in turn, fastest first.
+    pub const FASTEST_FIRST: [Self; 2] = [Self::Ring, Self::Pread];
+
+    /// All readers.
+    pub fn all() -> impl Iterator<Item = Self> {
+        READERS.iter().map(|reader| reader.backend)
+    }
+
+    fn description(self) -> &'static Description {
+        let mut readers = READERS.iter();
+        readers
+            .find(|reader| reader.backend == self)
+            .expect("each reader has a description")
+    }
 
     /// Its name, as users write it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::Uring => "uring",
-            Self::Pread => "pread",
-            Self::Mmap => "mmap",
-        }
+        self.description().name
     }
 
-    /// What makes the system allow it, going by the `error` that it refused it with.
+    /// What it does, in a few words.
+    pub fn summary(self) -> &'static str {
+        self.description().summary
+    }
+
+    /// Whether it reads through io_uring.
+    pub fn uses_io_uring(self) -> bool {
+        self.description().uses_io_uring
+    }
+
+    /// What makes the system allow it, by the `error` that it refused it with.
     pub fn remedy(self, error: &io::Error) -> String {
-        match self {
-            Self::Ring | Self::Uring => io_uring_remedy(error),
-            Self::Pread => MORE_THREADS.to_owned(),
-            Self::Mmap => "raise the limit on address space (ulimit -v)".to_owned(),
-        }
+        (self.description().remedy)(error)
     }
 
     /// Whether reads land in buffers of ours, as opposed to views of a mapping.
     pub fn needs_buffers(self) -> bool {
-        self != Self::Mmap
+        self.description().needs_buffers
     }
 }
 
@@ -168,12 +207,7 @@ pub fn open(
 ) -> io::Result<Box<dyn Reader>> {
     let faults = files.faults().cloned();
     let files = Arc::clone(files);
-    let reader: Box<dyn Reader> = match backend {
-        Backend::Ring => Box::new(ring::start(files, ring_buffers, limits)?),
-        Backend::Uring => Box::new(uring::start(files, ring_buffers, limits)?),
-        Backend::Pread => Box::new(pread::PreadReader::start(files, limits)?),
-        Backend::Mmap => Box::new(mmap::MmapReader::start(files, limits)?),
-    };
+    let reader = (backend.description().start)(files, ring_buffers, limits)?;
     Ok(match faults {
         Some(faults) => Box::new(FaultyReader::start(reader, faults)?),
         None => reader,

@@ -9,8 +9,18 @@ use std::thread::JoinHandle;
 use crossbeam::channel::{Receiver, Sender, bounded};
 
 use super::time_slice::run_at_once;
-use super::{Backend, Progress, ReadLimits, ReadRequest, Reader};
+use super::{Backend, Description, MORE_THREADS, Progress, ReadLimits, ReadRequest, Reader};
 use crate::files::OpenFiles;
+
+pub(super) const DESCRIPTION: Description = Description {
+    backend: Backend::Pread,
+    name: "pread",
+    summary: "A pool of threads with O_DIRECT",
+    uses_io_uring: false,
+    needs_buffers: true,
+    remedy: |_| MORE_THREADS.to_owned(),
+    start: |files, _, limits| Ok(Box::new(PreadReader::start(files, limits)?)),
+};
 
 pub(super) struct PreadReader {
     requests: Option<Sender<ReadRequest>>,

@@ -18,9 +18,19 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::queue::{Bell, Queue};
 use super::ring_thread::RingThread;
-use super::{Backend, Progress, ReadError, ReadLimits, ReadRequest};
+use super::{Backend, Description, Progress, ReadError, ReadLimits, ReadRequest, io_uring_remedy};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
+
+pub(super) const DESCRIPTION: Description = Description {
+    backend: Backend::Ring,
+    name: "ring",
+    summary: "io_uring with O_DIRECT, files and buffers registered",
+    uses_io_uring: true,
+    needs_buffers: true,
+    remedy: io_uring_remedy,
+    start: |files, buffers, limits| Ok(Box::new(start(files, buffers, limits)?)),
+};
 
 /// What the kernel takes as one registered buffer, and what we ask for in one read;
 /// longer ones go on where it ended.

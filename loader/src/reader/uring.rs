@@ -16,9 +16,19 @@ use tokio_uring::fs::File;
 
 use super::queue::{Bell, Queue};
 use super::ring_thread::RingThread;
-use super::{Backend, Progress, ReadError, ReadLimits, ReadRequest};
+use super::{Backend, Description, Progress, ReadError, ReadLimits, ReadRequest, io_uring_remedy};
 use crate::arena::SlotBuffer;
 use crate::files::OpenFiles;
+
+pub(super) const DESCRIPTION: Description = Description {
+    backend: Backend::Uring,
+    name: "uring",
+    summary: "io_uring with O_DIRECT through tokio-uring",
+    uses_io_uring: true,
+    needs_buffers: true,
+    remedy: io_uring_remedy,
+    start: |files, buffers, limits| Ok(Box::new(start(files, buffers, limits)?)),
+};
 
 /// One permit for each queued request.
 impl Bell for Semaphore {

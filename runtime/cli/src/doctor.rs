@@ -25,7 +25,7 @@ use self::machine::{Machine, filesystem_type};
 use self::verdict::Verdict;
 use super::drive::{kept_curve, streaming_reader};
 use super::units::in_gibibytes;
-use super::{IoName, model_name, one_line, print, spinner};
+use super::{io_values, model_name, one_line, print, spinner};
 use emel::Settings;
 use emel::internals::blueprint::Io;
 use emel::internals::budget::{RamBudget, available_bytes, in_binary_units};
@@ -62,9 +62,9 @@ pub struct DoctorOptions {
     threads: Option<u16>,
 
     /// What reads the drive: ring, uring, pread or mmap, as for emel run; auto is the first of
-    /// these that works, as it is for runs that stream. What mmap gives is not kept
-    #[arg(long, value_enum, hide_possible_values = true, default_value_t = IoName::Auto)]
-    io: IoName,
+    /// ring and pread that works, as it is for runs that stream. What mmap gives is not kept
+    #[arg(long, value_parser = io_values(), hide_possible_values = true, default_value = "auto")]
+    io: Io,
 
     /// Print what the drive gives to each ring of read buffers, too
     #[arg(short, long)]
@@ -155,7 +155,7 @@ pub async fn run(options: &DoctorOptions) -> anyhow::Result<()> {
 
 impl Report {
     async fn make(options: &DoctorOptions) -> Self {
-        let io: Io = options.io.into();
+        let io = options.io;
         let backend = streaming_reader(io);
         let memory_bytes = available_bytes().unwrap_or(u64::MAX) / MEMORY_SHARE;
         let machine = Machine::look();
@@ -356,8 +356,7 @@ impl Drive {
         let knee = curve.knee();
         self.chosen = knee.map(of);
         // A pool of threads has nothing to register them with.
-        let uses_io_uring = matches!(backend, Backend::Ring | Backend::Uring);
-        self.buffers_register = knee.filter(|_| uses_io_uring).and_then(|point| {
+        self.buffers_register = knee.filter(|_| backend.uses_io_uring()).and_then(|point| {
             registers_buffers(backend, point.depth, point.block_bytes as usize).ok()
         });
     }

@@ -40,11 +40,13 @@ use std::fmt;
 use std::fs::File;
 use std::future::Future;
 use std::io::{self, Read, Write};
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 pub use arguments::{parse, parse_with_llama_spellings};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use emel_model::tokenizer::Tokenizer;
 use escapes::Escapes;
@@ -97,8 +99,8 @@ pub struct ComputingOptions {
     pub threads: Option<i64>,
 
     /// How weights are read
-    #[arg(long, value_enum, default_value_t = IoName::Auto)]
-    pub io: IoName,
+    #[arg(long, value_parser = io_values(), default_value = "auto")]
+    pub io: Io,
 
     /// Never use the mapping of the file, even if the model fits
     #[arg(long, conflicts_with = "io")]
@@ -110,18 +112,17 @@ pub struct ComputingOptions {
 }
 
 /// The values of `--io`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum IoName {
-    /// The mapping if the model fits, else the first that works of ring, uring, pread
-    Auto,
-    /// io_uring with O_DIRECT, files and buffers registered
-    Ring,
-    /// io_uring with O_DIRECT through tokio-uring
-    Uring,
-    /// A pool of threads with O_DIRECT
-    Pread,
-    /// The mapping of the file
-    Mmap,
+fn io_values() -> impl TypedValueParser<Value = Io> {
+    let auto = "The mapping if the model fits, else the first that works of ring and pread";
+    let auto = PossibleValue::new("auto").help(auto);
+    let readers =
+        Backend::all().map(|reader| PossibleValue::new(reader.name()).help(reader.summary()));
+    PossibleValuesParser::new(iter::once(auto).chain(readers)).map(|name| {
+        let mut readers = Backend::all();
+        readers
+            .find(|reader| reader.name() == name)
+            .map_or(Io::Auto, Io::Only)
+    })
 }
 
 /// The values of `--kv`.
@@ -165,11 +166,7 @@ impl ModelOptions {
 impl ComputingOptions {
     /// The engine's settings for `model`, but for its budget.
     pub fn settings(&self, model: &Path) -> Settings {
-        let io = if self.no_mmap {
-            Io::Unmapped
-        } else {
-            self.io.into()
-        };
+        let io = if self.no_mmap { Io::Unmapped } else { self.io };
         Settings {
             threads: self.threads(),
             io,
@@ -198,18 +195,6 @@ impl ComputingOptions {
         match self.threads {
             None | Some(..=0) => Settings::default().threads,
             Some(threads) => usize::try_from(threads).unwrap_or(usize::MAX),
-        }
-    }
-}
-
-impl From<IoName> for Io {
-    fn from(name: IoName) -> Self {
-        match name {
-            IoName::Auto => Self::Auto,
-            IoName::Ring => Self::Only(Backend::Ring),
-            IoName::Uring => Self::Only(Backend::Uring),
-            IoName::Pread => Self::Only(Backend::Pread),
-            IoName::Mmap => Self::Only(Backend::Mmap),
         }
     }
 }

@@ -33,10 +33,7 @@ impl Io {
             (Self::Only(_), _, _) => "as asked".to_owned(),
             (_, Backend::Mmap, _) => "the model fits".to_owned(),
             (_, _, None) => "the fastest that works".to_owned(),
-            (_, Backend::Pread, Some(refusal)) => {
-                format!("io_uring is refused ({refusal})")
-            }
-            (_, _, Some(refusal)) => format!("the faster ring is refused ({refusal})"),
+            (_, _, Some(refusal)) => format!("io_uring is refused ({refusal})"),
         }
     }
 

@@ -4,7 +4,7 @@ use std::fs::read_to_string;
 use std::path::Path;
 
 use emel_kernels::Kernels;
-use emel_loader::reader::{self, Backend};
+use emel_loader::reader::{self};
 use emel_systemd::{Cgroup, Version};
 use serde::Serialize;
 
@@ -89,7 +89,7 @@ impl KernelPath {
 impl IoUring {
     fn look() -> Self {
         let (backend, refused) = reader::fastest();
-        let uses_it = matches!(backend, Backend::Ring | Backend::Uring);
+        let uses_it = backend.uses_io_uring();
         let refused = refused.last();
         Self {
             available: uses_it,
