@@ -4,7 +4,7 @@ use std::fs::read_to_string;
 use std::path::Path;
 
 use emel_kernels::Kernels;
-use emel_loader::reader::{self};
+use emel_loader::reader;
 use emel_systemd::{Cgroup, Version};
 use serde::Serialize;
 
