@@ -61,6 +61,7 @@ impl Unfinished {
     }
 
     /// Removes them all; none begins or becomes whole while the guard is held.
+    #[cfg(any(feature = "cli", test))]
     fn remove(&self) -> MutexGuard<'_, Vec<PathBuf>> {
         let paths = self.paths();
         for path in paths.iter() {
@@ -78,6 +79,7 @@ impl Drop for Unfinishedness {
 }
 
 /// Ends the process, and leaves no file behind that another thread has not finished.
+#[cfg(feature = "cli")]
 pub(crate) fn exit(status: i32) -> ! {
     let _none_begins = UNFINISHED.remove();
     std::process::exit(status)
