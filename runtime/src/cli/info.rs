@@ -10,6 +10,7 @@ use emel_model::keys::Keys;
 use emel_model::program::UnusedPart;
 use serde::Serialize;
 
+use super::plan::of_run;
 use super::remedies::in_options;
 use super::{ModelOptions, one_line, print};
 use crate::blueprint::Blueprint;
@@ -148,7 +149,7 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     drop(catalog);
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
-    match Blueprint::new(&options.model.model, settings) {
+    match of_run(&options.model.model, settings, None) {
         Ok(blueprint) => {
             let warnings = blueprint.tokenizer.warnings().iter();
             info.tokenizer.warnings = warnings.map(ToString::to_string).collect();

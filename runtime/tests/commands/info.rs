@@ -216,7 +216,17 @@ fn a_bad_environment_is_not_the_models_fault() {
 #[test]
 fn a_model_that_does_not_run_within_the_budget_is_described_and_told_why() {
     let (text, message) = info_of_refused(&llama(), "--ram-budget 1M");
-    assert!(message.contains("the smallest that works is"), "{message}");
+    let (_, smallest) = message.split_once("the smallest that works is ").unwrap();
+    let smallest: u64 = smallest.split_once('M').unwrap().0.parse().unwrap();
+    // It is that of the run, which holds a conversation with this model.
+    let run = |mebibytes: u64| {
+        let mut run = command("emel");
+        run.arg("run").arg(llama()).args(words("-st -n 500 -p hi"));
+        run.args(["--ram-budget", &format!("{mebibytes}M")]);
+        run.output().unwrap()
+    };
+    result(run(smallest));
+    refusal(run(smallest - 1), 1, &["the smallest that works is"]);
     assert!(
         text.contains("runs          not within this budget"),
         "{text}"
