@@ -53,12 +53,12 @@ use message::{message, one_line};
 use nix::sys::resource::{Resource, getrlimit};
 pub use progress::spinner;
 use progress::{LoadingBar, beside_bar};
-use remedies::{in_options, limit_in_options, notice_in_options};
+use remedies::{in_options, limit_in_options, longer_context, notice_in_options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::{RamBudget, in_binary_units};
-use crate::{Backend, Engine, KvType, NoticeListener, TextLimit, Usage};
+use crate::{Backend, Description, Engine, KvType, NoticeListener, TextLimit, Usage};
 
 /// More text than any context holds. Someone who passes a model as the text should
 /// not have all of it read into memory.
@@ -378,12 +378,14 @@ pub async fn start(mut blueprint: Blueprint) -> anyhow::Result<Engine> {
 }
 
 /// Says so if an answer ended because the context was full.
-pub fn note_full_context(usage: &Usage, max_tokens: usize, context: usize) {
+pub fn note_full_context(usage: &Usage, max_tokens: usize, engine: &Description) {
+    let context = engine.context;
     // The last token of an answer needs no place in the context.
     let is_full = usage.prompt_tokens + usage.generated_tokens > context;
     if is_full && usage.generated_tokens < max_tokens {
         notice(&format!(
-            "stopped because the context of {context} tokens is full; -c sets a longer one"
+            "stopped because the context of {context} tokens is full; {}",
+            longer_context(context, &engine.context_room)
         ));
     }
 }

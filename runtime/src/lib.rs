@@ -44,7 +44,7 @@ mod token_text;
 mod usage;
 mod whole_file;
 
-pub use blueprint::{Io, Settings};
+pub use blueprint::{ContextRoom, Io, Settings};
 pub use budget::RamBudget;
 pub use emel_loader::reader::Backend;
 #[cfg(feature = "chat")]

@@ -180,8 +180,9 @@ impl ConversationOptions {
         (first, is_single): (Option<String>, bool),
     ) -> anyhow::Result<Turns> {
         let template = self.template.compile(path, form.chat_templates, false)?;
-        let beginning = self.beginning(&form.limit)?;
-        check_system(beginning.system(), form.tokenizer, form.context)?;
+        let beginning = self.beginning(&form.limit(true)?)?;
+        let room = form.context_room(true)?;
+        check_system(beginning.system(), form.tokenizer, (form.context, &room))?;
         Ok(Turns {
             template: Some(template),
             beginning,
@@ -269,6 +270,7 @@ pub async fn run(
         escapes: answering.escapes,
         request: answering.request,
         sampler_room: SamplerRoom::of(&blueprint),
+        context_room: blueprint.context_room,
         conversation: beginning,
         context_full: options.context_full,
         reasoning,

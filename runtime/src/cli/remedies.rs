@@ -9,7 +9,8 @@ use emel_model::chat::ChatError;
 use emel_model::sampler::SamplerError;
 
 use crate::budget::BudgetError;
-use crate::{Error, Instead, Notice, SessionError, Setting, TextLimit};
+use crate::error::in_mebibytes;
+use crate::{ContextRoom, Error, Instead, Notice, SessionError, Setting, TextLimit};
 
 /// An option with a value that nothing works with.
 #[derive(Debug, thiserror::Error)]
@@ -65,10 +66,26 @@ pub fn notice_in_options(notice: &Notice) -> String {
 
 /// Why a text is too long, with the option that allows a longer one.
 pub fn limit_in_options(limit: &TextLimit) -> String {
-    match limit.is_of_budget() {
-        true => with_options(limit, "--ram-budget"),
-        false => with_options(limit, "-c"),
+    let options = match (limit.is_of_budget(), limit.is_of_context()) {
+        (true, true) => "--ram-budget, -c",
+        (true, false) => "--ram-budget",
+        (false, _) => "-c",
+    };
+    with_options(limit, options)
+}
+
+/// Whether and how a context could be longer than it is.
+pub fn longer_context(context: usize, room: &ContextRoom) -> String {
+    let ContextRoom { held, longer, .. } = *room;
+    if context >= room.trained {
+        return "the model was trained for no more".to_owned();
     }
+    if context < held {
+        return format!("-c sets a longer one, up to {held}");
+    }
+    let budget = in_mebibytes(room.budget_bytes);
+    let needed = room.longer_bytes.div_ceil(1 << 20);
+    format!("a RAM budget of {budget} holds {held}, and -c {longer} needs --ram-budget {needed}M")
 }
 
 const CHAT_TEMPLATE: &str = "--chat-template";
@@ -108,8 +125,11 @@ fn of_engine(error: &Error) -> String {
             _ => return error.to_string(),
         },
         Error::Chat(_) => CHAT_TEMPLATE,
-        Error::PromptTooLong { held: None, .. } => "-c",
-        Error::PromptTooLong { .. } => "--ram-budget, -c",
+        Error::PromptTooLong { context, held, .. } => match held {
+            None => "-c",
+            Some((_, held)) if held < context => "--ram-budget, -c",
+            Some(_) => "--ram-budget",
+        },
         Error::Session { source, .. } => match source {
             SessionError::KvType { found, .. } => {
                 return with_options(error, &format!("--kv {}", found.name()));

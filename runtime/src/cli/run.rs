@@ -230,7 +230,7 @@ impl RunOptions {
         let is_base = form.is_of_base_model();
         let is_asked_for = options.is_asked_for();
         let is_conversation = is_asked_for || !(is_base || options.no_conversation);
-        let limit = form.limit;
+        let limit = form.limit(is_conversation)?;
         let is_given = self.text.is_given();
         let has_terminal = io::stdin().is_terminal();
         let takes_lines = has_terminal || options.conversation;
@@ -372,7 +372,7 @@ async fn continue_text(
         None => None,
     };
     if let Some(usage) = usage {
-        cli::note_full_context(&usage, max_tokens, engine.description().context);
+        cli::note_full_context(&usage, max_tokens, engine.description());
         on_usage(&usage);
     }
     let Some(signal) = signal else {

@@ -71,6 +71,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     // Of any number of contexts.
     let limits = PromptLimits {
         context: usize::MAX,
+        held: None,
         vocabulary: blueprint.program.vocabulary(),
         text: TextLimit::of_budget(blueprint.plan.budget_bytes),
     };

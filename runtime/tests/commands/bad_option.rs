@@ -312,7 +312,7 @@ fn texts_that_cannot_be_read_are_refused() {
     fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let expected = ["prompt.txt", "over 64.0 MiB of text"];
     refusal(emel("tokenize", &llama(), ["-f", name]), 1, &expected);
-    let expected = ["prompt.txt", "50 tokens of the context hold", "(-c)"];
+    let expected = ["prompt.txt", "at most fit the context of 50 tokens", "(-c)"];
     refusal(emel_run(&llama(), ["-f", name, "-c", "50"]), 1, &expected);
     let expected = [
         "prompt.txt",

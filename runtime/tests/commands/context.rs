@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{emel_run, fixture, llama, refusal, result, words};
+use crate::{command, emel_run, fixture, llama, refusal, result, words};
 
 /// The small phi3, whose rotary factors change beyond `original` tokens.
 fn long_rope(folder: &TempDir, original: u32, trained: u32) -> PathBuf {
@@ -159,6 +159,10 @@ fn what_a_budget_holds_is_one_number_whoever_says_it() {
         matches!(too_long, Error::BudgetTooSmall { context_held, .. } if context_held == held),
         "{too_long}"
     );
+    assert_eq!(
+        (open.context_room.held, long.context_room.held),
+        (held, held)
+    );
     let beyond = planned(&model, unasked(needed_bytes), 1_000_001, Some(1)).unwrap_err();
     let told = beyond.to_string();
     let parts = [
@@ -195,6 +199,70 @@ fn a_prompt_that_the_budget_does_not_hold_is_refused_with_what_it_holds() {
     planned(&model, unasked(16 << 20), context_held + 1, Some(0)).unwrap_err();
     planned(&model, unasked(needed_bytes), context, Some(100)).unwrap();
     planned(&model, unasked(needed_bytes - 1), context, Some(100)).unwrap_err();
+}
+
+#[test]
+fn a_text_that_is_refused_by_its_bytes_is_told_what_the_budget_holds() {
+    let asked = |bytes: usize| {
+        let settings = Settings {
+            context: Some(12_000),
+            ..unasked(15 << 20)
+        };
+        let request = |_: &PromptForm<'_>| {
+            let expected = ExpectedRequest {
+                prompt: Some(Prompt::Text("a".repeat(bytes))),
+                renders: false,
+                answer_tokens: None,
+                session: None,
+            };
+            Ok::<_, Error>((expected, ()))
+        };
+        Blueprint::for_request(&llama(), settings, request).unwrap_err()
+    };
+    let Error::BudgetTooSmall { context_held, .. } = asked(5) else {
+        panic!("15 MiB are enough");
+    };
+    let message = asked(200_000).to_string();
+    let expected = format!(
+        "at most fit the context of 12000 tokens, of which a RAM budget of 15M holds {context_held}; shorten it, or raise the budget and the context"
+    );
+    assert!(message.ends_with(&expected), "{message}");
+}
+
+#[test]
+fn a_full_context_is_said_to_be_longer_with_c_or_with_a_larger_budget() {
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama().with("llama.context_length", Field::U32(100_000));
+    let model = model.write(&folder);
+    let notes = |context: &str, budget: &str| {
+        let mut run = command("emel-run");
+        run.arg(&model)
+            .args(["-c", context, "--ram-budget", budget]);
+        let output = run.args(words("-p hello -n -1 --ignore-eos --temp 0"));
+        String::from_utf8(output.output().unwrap().stderr).unwrap()
+    };
+    let number = |text: &str, before: &str| -> usize {
+        let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("{text}"));
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap();
+        digits.parse().unwrap()
+    };
+    let refused = notes("64", "1M");
+    let budget = format!("{}M", number(&refused, "smallest that works is "));
+    let longer = notes("64", &budget);
+    let held = number(
+        &longer,
+        "context of 64 tokens is full; -c sets a longer one, up to ",
+    );
+    let no_longer = notes(&held.to_string(), &budget);
+    let expected = format!(
+        "context of {held} tokens is full; a RAM budget of {budget} holds {held}, and -c {} needs --ram-budget ",
+        2 * held
+    );
+    let needed = number(&no_longer, &expected);
+    let twice = (2 * held).to_string();
+    let notes = |budget: usize| notes(&twice, &format!("{budget}M"));
+    assert!(notes(needed).contains(&format!("context of {twice} tokens is full")));
+    assert!(notes(needed - 1).contains(&format!("smallest that works is {needed}M")));
 }
 
 #[test]

@@ -266,7 +266,7 @@ fn a_conversation_too_long_for_the_context_is_told_and_the_next_one_answered() {
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(notes.contains("error: the message has "), "{notes}");
     assert!(
-        notes.contains("the context holds 256; shorten it, -c sets a longer context"),
+        notes.contains("the context holds 256; shorten it; -c sets a longer one, up to 512"),
         "{notes}"
     );
     assert!(notes.ends_with("error: a line failed; the error above says why\n"));
@@ -281,7 +281,8 @@ fn a_conversation_too_long_for_the_context_is_told_and_the_next_one_answered() {
 fn a_full_context_is_told() {
     let output = emel_run(&llama(), words("-p hello -n -1 -c 64 --ignore-eos"));
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
-    let expected = "note: stopped because the context of 64 tokens is full; -c sets a longer one\n";
+    let expected =
+        "note: stopped because the context of 64 tokens is full; -c sets a longer one, up to 512\n";
     assert_eq!(notes, expected);
     let output = emel_run(&llama(), words("-p hello -n 61 -c 64 --ignore-eos"));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
@@ -300,7 +301,7 @@ fn lines_that_are_no_message_are_refused_and_the_next_one_answered() {
     let refused = [
         "error: byte 0 of a message is not UTF-8",
         "error: a message of over ",
-        "256 tokens of the context hold ",
+        "at most fit the context of 256 tokens",
         "2 lines failed",
     ];
     for expected in refused {
@@ -505,7 +506,7 @@ fn a_context_that_is_nearly_full_is_noted_once() {
         "hello\n/regen\n",
     ));
     let expected = format!(
-        "note: {used} of the context's {} tokens are used; the oldest messages are dropped when it is full, -c sets a longer one\n",
+        "note: {used} of the context's {} tokens are used; the oldest messages are dropped when it is full; -c sets a longer one, up to 512\n",
         used + 2
     );
     let (warned, again) = stderr.split_at(expected.len());
@@ -577,7 +578,7 @@ fn a_system_prompt_as_long_as_the_context_is_refused_before_any_message() {
     };
     let expected = [
         "the system prompt has ",
-        "and the context holds 64; shorten it, or set a longer context with -c",
+        "and the context holds 64; shorten it; -c sets a longer one, up to 512",
     ];
     refusal(start(&["-sys", &long], "hello\n"), 1, &expected);
     refusal(start(&["-sys", &long, "-p", "hello"], ""), 1, &expected);

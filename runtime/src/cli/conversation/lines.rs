@@ -8,6 +8,7 @@ use anyhow::Context;
 use tokio::sync::mpsc::{self, Receiver};
 
 use super::super::interrupt::{EndSignal, Interrupts};
+use super::super::remedies::limit_in_options;
 use super::super::{notice, tell};
 use super::display::Colours;
 use super::ended_by;
@@ -230,7 +231,7 @@ fn read_line(source: &mut impl BufRead, limit: &TextLimit) -> anyhow::Result<Opt
 }
 
 fn too_long(limit: &TextLimit) -> Entry {
-    let bytes = limit.bytes();
+    let (bytes, limit) = (limit.bytes(), limit_in_options(limit));
     Entry::Refused(format!("a message of over {bytes} bytes, and {limit}"))
 }
 
