@@ -8,7 +8,6 @@ use anyhow::Context;
 use clap::Parser;
 use emel::Engine;
 use emel::blueprint::Blueprint;
-use emel::cli::arguments::Checked;
 use emel::cli::{self, ModelOptions};
 use emel_bench::capped::lane::{Answer, Event, Mark};
 use emel_bench::options::PromptOptions;
@@ -29,8 +28,6 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 32)]
     tokens: usize,
 }
-
-impl Checked for Options {}
 
 fn main() -> ExitCode {
     cli::run(run(cli::parse_with_llama_spellings()))

@@ -7,7 +7,6 @@ use anyhow::{bail, ensure};
 use clap::Parser;
 use emel::Engine;
 use emel::blueprint::Blueprint;
-use emel::cli::arguments::Checked;
 use emel::cli::{self, ModelOptions};
 use emel_bench::usage::usage;
 use serde_json::json;
@@ -40,8 +39,6 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64)]
     decode_tokens: usize,
 }
-
-impl Checked for Options {}
 
 fn main() -> ExitCode {
     cli::run(run(cli::parse_with_llama_spellings()))

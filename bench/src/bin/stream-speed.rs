@@ -8,7 +8,6 @@ use std::time::Instant;
 use anyhow::ensure;
 use clap::Parser;
 use emel::blueprint::Blueprint;
-use emel::cli::arguments::Checked;
 use emel::cli::drive::streaming_reader;
 use emel::cli::{self, ModelOptions};
 use emel::{Engine, Usage};
@@ -40,8 +39,6 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 32)]
     read_passes: usize,
 }
-
-impl Checked for Options {}
 
 fn main() -> ExitCode {
     cli::run(run(cli::parse_with_llama_spellings()))

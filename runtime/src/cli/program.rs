@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use super::arguments::Checked;
+use super::arguments::parse_checked;
 use super::doctor::{self, DoctorOptions};
 use super::eval::{self, EvalOptions};
 use super::info::{self, InfoOptions};
@@ -77,10 +77,11 @@ pub fn main() -> ExitCode {
         .is_some_and(|name| name == RUN_NAME);
     cli::with_stack(move || {
         let command = match is_run {
-            true => Command::Run(Box::new(
-                cli::parse_with_llama_spellings::<RunAlone>().options,
-            )),
-            false => cli::parse_with_llama_spellings::<Options>().command,
+            true => {
+                let alone = parse_checked(|alone: &RunAlone| alone.options.faults());
+                Command::Run(Box::new(alone.options))
+            }
+            false => parse_checked(|options: &Options| options.command.faults()).command,
         };
         cli::run(command.run())
     })
@@ -91,26 +92,19 @@ fn programs() -> [clap::Command; 2] {
     [Options::command(), RunAlone::command()]
 }
 
-impl Checked for Options {
+impl Command {
+    /// What is wrong with the numbers among its options.
     fn faults(&self) -> Vec<String> {
-        match &self.command {
-            Command::Run(options) => options.faults(),
-            Command::Info(options) => options.faults(),
-            Command::Plan(options) => options.faults(),
-            Command::Eval(options) => options.faults(),
-            Command::Trace(options) => options.faults(),
+        match self {
+            Self::Run(options) => options.faults(),
+            Self::Info(options) => options.faults(),
+            Self::Plan(options) => options.faults(),
+            Self::Eval(options) => options.faults(),
+            Self::Trace(options) => options.faults(),
             _ => Vec::new(),
         }
     }
-}
 
-impl Checked for RunAlone {
-    fn faults(&self) -> Vec<String> {
-        self.options.faults()
-    }
-}
-
-impl Command {
     async fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Run(options) => run::run(*options).await,
