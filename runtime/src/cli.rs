@@ -8,6 +8,7 @@ pub mod chart;
 pub mod conversation;
 pub mod doctor;
 pub mod drive;
+mod edited_line;
 pub mod escapes;
 pub mod eval;
 pub mod experts;
@@ -409,9 +410,12 @@ pub fn notice(text: &str) {
     tell(&format!("note: {}", one_line(text)));
 }
 
-/// Writes a line to standard error, above a bar that is shown. If that fails, there is no other
-/// place to say so.
+/// Writes a line to standard error, above a bar that is shown or a line that is edited. If that
+/// fails, there is no other place to say so.
 pub fn tell(line: &str) {
+    if edited_line::write_above(line) {
+        return;
+    }
     beside_bar(|| {
         let _ = writeln!(io::stderr(), "{line}");
     });

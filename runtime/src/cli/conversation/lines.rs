@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{self, Receiver};
 
 use super::super::interrupt::{EndSignal, Interrupts};
 use super::super::remedies::limit_in_options;
-use super::super::{notice, tell};
+use super::super::{edited_line, notice, tell};
 use super::display::Colours;
 use super::ended_by;
 use super::history::History;
@@ -144,6 +144,8 @@ impl Input {
 impl Drop for Input {
     fn drop(&mut self) {
         if let Some(terminal) = &mut self.terminal {
+            // What is said from now on comes after the line.
+            edited_line::end();
             terminal.quiet.end(terminal.is_awaited);
         }
     }
