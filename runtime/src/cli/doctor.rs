@@ -475,7 +475,7 @@ impl machine::CgroupState {
             (None, _) => "no limit".to_owned(),
         };
         let usage = self.usage_bytes.map_or_else(
-            || "use is not told".to_owned(),
+            || "use is not known".to_owned(),
             |bytes| format!("{} in use", in_binary_units(bytes)),
         );
         format!("version {version}, {limit}, {usage}")

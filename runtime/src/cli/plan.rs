@@ -462,18 +462,18 @@ mod tests {
         let assumed: DriveRate = "1GiB/s".parse().unwrap();
         assert_eq!(report.speed(None), "the drive is no limit");
         report.streamed_bytes_per_pass = 1 << 29;
-        let told = report.speed(None);
-        assert_eq!(told, "a drive of 1 GiB/s allows 2.0 tokens/s");
+        let speed = report.speed(None);
+        assert_eq!(speed, "a drive of 1 GiB/s allows 2.0 tokens/s");
         report.drive_bytes_per_second = Some(f64::from(1 << 30));
-        let told = report.speed(Some(&assumed));
-        assert_eq!(told, "a drive of 1GiB/s allows 2.0 tokens/s");
+        let speed = report.speed(Some(&assumed));
+        assert_eq!(speed, "a drive of 1GiB/s allows 2.0 tokens/s");
         report.streamed_bytes_per_pass = 0;
         assert_eq!(report.speed(None), "the drive is no limit");
         report.predicted_tokens_per_second = Some(12.0);
-        let told = report.speed(None);
-        assert_eq!(told, "about 12 tokens/s, with this drive's 1.00 GiB/s");
+        let speed = report.speed(None);
+        assert_eq!(speed, "about 12 tokens/s, with this drive's 1.00 GiB/s");
         report.is_lower_bound = true;
-        let told = report.speed(Some(&assumed));
-        assert_eq!(told, "at least 12 tokens/s, with a drive of 1GiB/s");
+        let speed = report.speed(Some(&assumed));
+        assert_eq!(speed, "at least 12 tokens/s, with a drive of 1GiB/s");
     }
 }

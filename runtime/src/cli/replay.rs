@@ -276,14 +276,14 @@ impl ReplayOptions {
                 return Err(wrong("--slots", found, expected));
             }
             // Before the work begins; saving looks again.
-            heat::check_place(path).map_err(|error| told(path, error))?;
+            heat::check_place(path).map_err(|error| heat_error(path, error))?;
             end_of_links(path)
                 .and_then(|path| file_beside(&path))
-                .map_err(|error| told(path, HeatError::Write(error)))?;
+                .map_err(|error| heat_error(path, HeatError::Write(error)))?;
             let header = trace.header();
             let found = Heat::load(path, header.identity, header.shape);
             if let Err(error @ HeatError::OtherModel) = found {
-                return Err(told(path, error));
+                return Err(heat_error(path, error));
             }
         }
         let header = trace.header();
@@ -301,7 +301,7 @@ impl ReplayOptions {
         let (score, learnt) = replay.run_from(trace, found.as_ref());
         if let Some(path) = &self.save_heat {
             let saved = learnt.save(path, header.identity);
-            saved.map_err(|error| told(path, error))?;
+            saved.map_err(|error| heat_error(path, error))?;
         }
         Ok(score)
     }
@@ -355,7 +355,7 @@ fn wrong(option: &'static str, found: impl ToString, expected: String) -> anyhow
 }
 
 /// An error with what helps where the name of the file can be chosen.
-fn told(path: &Path, error: HeatError) -> anyhow::Error {
+fn heat_error(path: &Path, error: HeatError) -> anyhow::Error {
     let path = path.display();
     match error {
         HeatError::Foreign => {

@@ -115,10 +115,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     blueprint.check_sampler(&request.sampler)?;
     let (statistics, profile) = options.outputs(&task, &blueprint)?;
     let mut last_usage = None;
+    let colours = options.conversation.colours();
     let on_usage = |usage: &Usage| {
         match options.stats {
             true => tell_statistics(usage),
-            false => tell_speed(usage),
+            false => tell_speed(usage, colours),
         }
         last_usage = Some(usage.clone());
     };

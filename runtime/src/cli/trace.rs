@@ -251,9 +251,9 @@ mod tests {
             identity: 0,
             positions: 1,
         };
-        let told = checked(header).map_err(|error| error.to_string());
-        let told = told.expect_err("refused");
-        assert!(told.contains("8 layers with 4096 experts"), "{told}");
-        assert!(!told.contains("damaged"), "{told}");
+        let message = checked(header).map_err(|error| error.to_string());
+        let message = message.expect_err("refused");
+        assert!(message.contains("8 layers with 4096 experts"), "{message}");
+        assert!(!message.contains("damaged"), "{message}");
     }
 }

@@ -164,12 +164,12 @@ fn what_a_budget_holds_is_one_number_whoever_says_it() {
         (held, held)
     );
     let beyond = planned(&model, unasked(needed_bytes), 1_000_001, Some(1)).unwrap_err();
-    let told = beyond.to_string();
+    let message = beyond.to_string();
     let parts = [
         "the prompt has 1000001 tokens and the context holds 1000000, of which a RAM budget of ",
         &format!("M holds {held}; shorten it, or raise the budget and the context"),
     ];
-    assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+    assert!(parts.iter().all(|part| message.contains(part)), "{message}");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn a_prompt_that_the_budget_does_not_hold_is_refused_with_what_it_holds() {
     let model = Model::llama().with("llama.context_length", Field::U32(1_000_000));
     let model = model.write(&folder);
     let refused = planned(&model, unasked(16 << 20), 200_000, Some(100)).unwrap_err();
-    let told = refused.to_string();
+    let message = refused.to_string();
     let Error::BudgetTooSmall {
         context,
         context_held,
@@ -186,13 +186,13 @@ fn a_prompt_that_the_budget_does_not_hold_is_refused_with_what_it_holds() {
         ..
     } = refused
     else {
-        panic!("{told}");
+        panic!("{message}");
     };
     assert_eq!(context, 200_000);
-    assert!(told.contains("shorten the prompt"), "{told}");
+    assert!(message.contains("shorten the prompt"), "{message}");
     assert!(
-        told.contains(&format!("16M hold {context_held} tokens")),
-        "{told}"
+        message.contains(&format!("16M hold {context_held} tokens")),
+        "{message}"
     );
     // Both are as said.
     planned(&model, unasked(16 << 20), context_held, Some(0)).unwrap();
@@ -299,10 +299,10 @@ fn rotary_factors_depend_on_the_context_that_was_asked_for_alone() {
     assert_eq!(short, bits(Blueprint::new(&model, asked(4096)).unwrap()));
     assert_ne!(short, bits(Blueprint::new(&model, asked(4097)).unwrap()));
     let refused = planned(&model, unasked(64 << 20), 5000, Some(1)).unwrap_err();
-    let told = refused.to_string();
+    let message = refused.to_string();
     let expected =
         "the prompt has 5000 tokens and the context holds 4096; shorten it or raise the context";
-    assert_eq!(told, expected);
+    assert_eq!(message, expected);
     planned(&model, asked(6000), 5000, Some(1)).unwrap();
 
     // Those of long contexts where a usual context is one.
@@ -355,9 +355,10 @@ fn a_budget_that_holds_a_shorter_context_says_so_of_one_that_was_asked_for() {
         context: Some(200_000),
         ..unasked(0)
     };
-    let told = Blueprint::new(&llama(), small).unwrap_err().to_string();
+    let message = Blueprint::new(&llama(), small).unwrap_err().to_string();
     assert!(
-        told.contains(", and 16M hold ") && told.ends_with("raise the budget or lower the context"),
-        "{told}"
+        message.contains(", and 16M hold ")
+            && message.ends_with("raise the budget or lower the context"),
+        "{message}"
     );
 }

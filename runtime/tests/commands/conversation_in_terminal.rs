@@ -58,6 +58,10 @@ fn a_whole_conversation_in_a_terminal() {
     terminal.wait_for("\x1b[1;32m> \x1b[0m");
     terminal.wait_for(question);
     terminal.wait_for(&paris);
+    // What the answer took is dimmed, as are notes.
+    let dimmed = terminal.wait_for(" tokens/s, first after ");
+    assert!(dimmed.starts_with("\x1b[2m"), "{dimmed:?}");
+    terminal.wait_for("\x1b[0m\r\n");
     terminal.press("/help\r");
     terminal.wait_for("/regen");
     terminal.wait_for("Alt-Enter");
@@ -90,19 +94,7 @@ fn a_whole_conversation_in_a_terminal() {
     terminal.press(&format!("/load {saved}\r"));
     terminal.wait_for("note: loaded 3 messages from ");
 
-    // Typed ahead: the answer stays whole, and then the lines are taken in their order.
-    terminal.press("/set n 40\r/set ignore-eos\rTell me a story.\r/undo\r/set n 5\r/set\r");
-    terminal.wait_for("took back: Tell me a story.");
-    terminal.wait_for("predict 5");
-    // Ctrl-C stops an answer.
-    terminal.press("/set n 900\r");
-    terminal.press("Count to a thousand.\r");
-    terminal.wait_for("Count to a thousand.");
-    terminal.wait_for("\r\n");
-    terminal.wait_for(" ");
-    terminal.press("\x03");
-    terminal.press("/set n 6\r/set\r");
-    terminal.wait_for("predict 6");
+    typed_ahead_and_interrupted(&mut terminal);
     terminal.press("/bye\r");
     let (status, transcript) = terminal.end();
     assert_eq!(status, Some(0), "{transcript}");
@@ -116,6 +108,22 @@ fn a_whole_conversation_in_a_terminal() {
     terminal.wait_for(&format!("took back: {question}"));
     terminal.press("\x04");
     assert_eq!(terminal.end().0, Some(0));
+}
+
+fn typed_ahead_and_interrupted(terminal: &mut Terminal) {
+    // The answer stays whole, and then the lines are taken in their order.
+    terminal.press("/set n 40\r/set ignore-eos\rTell me a story.\r/undo\r/set n 5\r/set\r");
+    terminal.wait_for("took back: Tell me a story.");
+    terminal.wait_for("predict 5");
+    // Ctrl-C stops an answer.
+    terminal.press("/set n 900\r");
+    terminal.press("Count to a thousand.\r");
+    terminal.wait_for("Count to a thousand.");
+    terminal.wait_for("\r\n");
+    terminal.wait_for(" ");
+    terminal.press("\x03");
+    terminal.press("/set n 6\r/set\r");
+    terminal.wait_for("predict 6");
 }
 
 #[test]

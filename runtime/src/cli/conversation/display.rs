@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 
-use super::super::{OutputError, notice, one_line, print, spinner, tell};
+use super::super::{OutputError, one_line, print, spinner, tell};
 use super::reasoning::{Part, Reasoning};
 
 const DIM: &str = "\x1b[2m";
@@ -40,7 +40,7 @@ pub(super) enum ReasoningFormat {
 
 /// Whether there are colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Colours(bool);
+pub struct Colours(bool);
 
 impl Colours {
     pub(super) fn new(choice: ColourChoice) -> Self {
@@ -63,9 +63,14 @@ impl Colours {
 
     /// Says what has been done, dimmed.
     pub(super) fn note(self, text: &str) {
+        self.tell_dimmed(&format!("note: {}", one_line(text)));
+    }
+
+    /// Writes a line to standard error, dimmed if that is a terminal.
+    pub fn tell_dimmed(self, line: &str) {
         match self.0 && io::stderr().is_terminal() {
-            true => tell(&format!("{DIM}note: {}{RESET}", one_line(text))),
-            false => notice(text),
+            true => tell(&format!("{DIM}{line}{RESET}")),
+            false => tell(line),
         }
     }
 }
