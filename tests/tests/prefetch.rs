@@ -217,7 +217,7 @@ impl Kept {
             }
             (tokens, stream.usage().unwrap().clone())
         });
-        let mut notices = std::mem::take(&mut *told.lock().unwrap());
+        let mut notices = std::mem::take(&mut *notices.lock().unwrap());
         notices.retain(|line| line.contains("emel-heat"));
         Run {
             tokens,

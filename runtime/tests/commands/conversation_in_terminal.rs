@@ -164,8 +164,10 @@ fn keys_edit_lines_and_end_a_conversation() {
     terminal.press("/undo\r");
     terminal.wait_for("there is no message to take back");
     // Ctrl-C twice at an empty line leaves.
+    terminal.wait_for("> ");
     terminal.press("\x03");
     terminal.wait_for("Ctrl-C again leaves");
+    terminal.wait_for("> ");
     terminal.press("\x03");
     assert_eq!(terminal.end().0, Some(0));
 
