@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use emel::blueprint::Blueprint;
@@ -145,7 +148,7 @@ async fn assert_elsewhere(mut here: impl FnMut(), mut work: impl AsyncFnMut()) {
         work().await;
     }
     let spent = own_time() - begun;
-    assert!(spent < LONG / 2, "{spent:?} in {rounds} rounds");
+    assert!(spent < LONG / 4, "{spent:?} in {rounds} rounds");
 }
 
 #[test]
@@ -212,19 +215,24 @@ fn the_callers_thread_neither_plans_nor_tokenises_nor_renders() {
         })
         .await;
 
+        // A rendering has a thread of its own. Who waits for that has it ready in each first poll;
+        // who does not may have it ready by chance.
         let template = Arc::new(ChatTemplate::new(CHATML, SpecialTexts::default()).unwrap());
         let mut conversation = Conversation::default();
-        for _ in 0..1000 {
-            conversation.push("user", "Hello");
-            conversation.push("assistant", "Hello");
+        conversation.push("user", "Hello");
+        let expected = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n";
+        let mut is_ever_pending = false;
+        for _ in 0..100 {
+            let rendering = engine.render(Arc::clone(&template), conversation.clone());
+            let mut rendering = pin!(rendering);
+            let polled = poll_fn(|context| Poll::Ready(rendering.as_mut().poll(context))).await;
+            is_ever_pending |= polled.is_pending();
+            let rendered = match polled {
+                Poll::Ready(rendered) => rendered,
+                Poll::Pending => rendering.await,
+            };
+            assert_eq!(rendered.unwrap(), Prompt::Rendered(expected.to_owned()));
         }
-        let expected = template.render(&conversation).unwrap();
-        let render = || drop(template.render(&conversation).unwrap());
-        assert_elsewhere(render, async || {
-            let rendered = engine.render(Arc::clone(&template), conversation.clone());
-            let expected = Prompt::Rendered(expected.clone());
-            assert_eq!(rendered.await.unwrap(), expected);
-        })
-        .await;
+        assert!(is_ever_pending, "the caller's thread waits");
     });
 }
