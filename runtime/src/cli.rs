@@ -74,8 +74,8 @@ pub struct ModelOptions {
     /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     pub model: PathBuf,
 
-    /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file
-    /// [default: 85% of what the machine and the cgroup leave]
+    /// The most memory that emel may use, as 512M, 8G (powers of 1024), bytes, or 60% of the
+    /// model file [default: 85% of the memory that is free]
     #[arg(
         long,
         value_name = "SIZE",
@@ -93,7 +93,7 @@ pub struct ModelOptions {
 /// How a model is computed on.
 #[derive(Debug, Clone, Args)]
 pub struct ComputingOptions {
-    /// Threads that compute; 0 or -1 for one for each processor, which is the default
+    /// Number of computing threads; 0 or -1: one for each processor, which is the default
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<i64>,
 
@@ -101,11 +101,11 @@ pub struct ComputingOptions {
     #[arg(long, value_enum, default_value_t = IoName::Auto)]
     pub io: IoName,
 
-    /// Never use the mapping of the file, even if the model fits
+    /// Never map the file, even if the model fits
     #[arg(long, conflicts_with = "io")]
     pub no_mmap: bool,
 
-    /// How keys and values are kept [also: -ctk and -ctv, for no coarser types]
+    /// Type of the keys and values in the KV cache [also: -ctk and -ctv]
     #[arg(long, value_enum, default_value_t = KvName::F16)]
     pub kv: KvName,
 }
@@ -113,7 +113,7 @@ pub struct ComputingOptions {
 /// The values of `--io`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IoName {
-    /// The mapping if the model fits, else the first that works of ring, uring, pread
+    /// Map the file if the model fits, else the first of ring, uring and pread that works
     Auto,
     /// io_uring with O_DIRECT, files and buffers registered
     Ring,
@@ -121,7 +121,7 @@ pub enum IoName {
     Uring,
     /// A pool of threads with O_DIRECT
     Pread,
-    /// The mapping of the file
+    /// Map the file into memory
     Mmap,
 }
 
@@ -332,9 +332,9 @@ impl fmt::Display for Kept {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Session(tokens) => write!(out, "; the session of {tokens} tokens is saved"),
-            Self::Nothing => out.write_str(
-                " with nothing computed that could be saved; the session's file is as it was",
-            ),
+            Self::Nothing => {
+                out.write_str(" before there was anything to save; the session's file is unchanged")
+            }
             Self::NoSession => Ok(()),
         }
     }

@@ -158,7 +158,7 @@ fn advice(command: &Command, words: &[OsString], error: &clap::Error) -> Option<
             ErrorKind::UnknownArgument => {
                 let option = text_of(error, ContextKind::InvalidArg)?;
                 Some(format!(
-                    "{option}: options come behind a command, as `emel run {option} …`"
+                    "{option}: options come after a command, as `emel run {option} …`"
                 ))
             }
             _ => None,
@@ -212,7 +212,8 @@ fn of_no_command(word: &str) -> Option<String> {
             "emel has no server yet; `emel run MODEL.gguf` answers in the terminal".to_owned()
         }
         "pull" | "download" => {
-            "emel downloads nothing; fetch a GGUF file, which `emel run MODEL.gguf` runs".to_owned()
+            "emel downloads nothing; download a GGUF file and run it with `emel run MODEL.gguf`"
+                .to_owned()
         }
         _ => return None,
     };
@@ -224,8 +225,10 @@ fn of_second_argument(called: &Command, word: &str) -> String {
         .get_arguments()
         .any(|it| it.get_long() == Some("prompt"));
     let advice = match has_prompt {
-        _ if word.ends_with(".gguf") => "one model is taken, and of a model in shards the first",
-        true => "one model is taken, and a text is given as -p TEXT",
+        _ if word.ends_with(".gguf") => {
+            "emel takes one model; of a model in shards, give the first"
+        }
+        true => "emel takes one model; give a text as -p TEXT",
         false => "leave it out",
     };
     format!("'{word}' is one argument too many; {advice}")

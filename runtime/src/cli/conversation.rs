@@ -39,13 +39,13 @@ pub const PREDICT_DEFAULT: i64 = -1;
 /// Options of a conversation, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
 pub struct ConversationOptions {
-    /// Hold a conversation, which is the default for a model with a chat template; each
-    /// line of a pipe is then a message [short: -cnv]
+    /// Hold a conversation: the default for a model with a chat template. With it, each line of
+    /// a pipe is a message [short: -cnv]
     #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     pub conversation: bool,
 
-    /// Continue the text as it is, which is the default for a base model; in a terminal without
-    /// -p, each text that is typed [short: -no-cnv]
+    /// Continue the text instead of answering it: the default for a base model. In a terminal
+    /// without -p, each text that you type is continued [short: -no-cnv]
     #[arg(
         long,
         overrides_with_all = ["conversation", "no_conversation"],
@@ -78,11 +78,11 @@ pub struct ConversationOptions {
     #[arg(long, value_name = "JSON", value_parser = template_variables)]
     chat_template_kwargs: Option<Map<String, Value>>,
 
-    /// What is shown of a model's thoughts
+    /// How a model's reasoning is shown
     #[arg(long, value_enum, default_value_t = ReasoningFormat::Auto)]
     reasoning_format: ReasoningFormat,
 
-    /// 0 asks for an answer without thoughts, by `enable_thinking` in the chat template; -1
+    /// 0 asks for an answer without reasoning (`enable_thinking` in the chat template); -1
     /// leaves it to the model
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..=0))]
     reasoning_budget: i64,

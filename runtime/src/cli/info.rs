@@ -341,16 +341,16 @@ impl PlanInfo {
     fn summary(&self) -> String {
         let size = in_binary_units;
         let weights = match (self.mapped, self.streamed_bytes_per_pass) {
-            (true, _) => "all weights stay, nothing streams".to_owned(),
+            (true, _) => "all weights stay in memory, nothing is read per token".to_owned(),
             (false, 0) if self.experts_of.is_some() => {
                 format!(
-                    "all {} of weights but experts stay",
+                    "all {} of weights except experts stay in memory",
                     size(self.pinned_bytes)
                 )
             }
-            (false, 0) => format!("all {} of weights stay", size(self.pinned_bytes)),
+            (false, 0) => format!("all {} of weights stay in memory", size(self.pinned_bytes)),
             (false, streamed) => format!(
-                "{} of weights stay, {} stream for each token",
+                "{} of weights stay in memory, {} are read for each token",
                 size(self.pinned_bytes),
                 size(streamed)
             ),

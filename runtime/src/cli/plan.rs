@@ -29,9 +29,9 @@ pub struct PlanOptions {
     /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     model: PathBuf,
 
-    /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file;
-    /// several, as in 4G,8G,16G, become a table [default: 85% of what the machine and the
-    /// cgroup leave]
+    /// The most memory that emel may use, as 512M, 8G (powers of 1024), bytes, or 60% of the
+    /// model file; several, as in 4G,8G,16G, give a table [default: 85% of the memory that is
+    /// free]
     #[arg(
         long,
         value_name = "SIZES",
@@ -60,8 +60,8 @@ pub struct PlanOptions {
     #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     no_conversation: bool,
 
-    /// What the drive gives, as in 2GB/s or 2GiB/s: plans for a machine that is not this one
-    /// [default: what emel doctor has measured here]
+    /// Speed of the drive, as 2GB/s or 2GiB/s, to plan for another machine [default: what emel
+    /// doctor has measured here]
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     drive: Option<DriveRate>,
 

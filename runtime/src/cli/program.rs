@@ -21,8 +21,7 @@ use crate::cli;
 /// The name under which the program is `emel run`.
 const RUN_NAME: &str = "emel-run";
 
-/// Runs language models that may be larger than RAM, from their GGUF files, and looks into
-/// them: what they need, how they read text, how they score it.
+/// Runs language models that may be larger than RAM, from GGUF files, and inspects them.
 #[derive(Debug, Parser)]
 #[command(version, name = "emel", args_override_self = true)]
 pub(super) struct Options {
@@ -47,9 +46,9 @@ enum Command {
     Run(Box<RunOptions>),
     /// Print what a model's file holds, and whether it runs
     Info(InfoOptions),
-    /// Print where the memory of a run would go, without running
+    /// Print where the memory of a run would go, without running the model
     Plan(PlanOptions),
-    /// Print what this machine allows and what its drive gives, and keep it for later runs
+    /// Check this machine and measure its drive; later runs use the results
     Doctor(DoctorOptions),
     /// Print the token ids of a text
     Tokenize(TokenizeOptions),

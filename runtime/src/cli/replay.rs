@@ -35,7 +35,7 @@ pub struct ReplayOptions {
     )]
     slots: Vec<Slots>,
 
-    /// Which expert has to go for another [default: each of them; with --predict or --heat
+    /// Which expert is evicted [default: each of them; with --predict or --heat
     /// learned]
     #[arg(long, value_enum, value_name = "POLICY,…", value_delimiter = ',')]
     policy: Vec<PolicyName>,
@@ -53,7 +53,7 @@ pub struct ReplayOptions {
     )]
     guess: usize,
 
-    /// Give each layer an equal share of the slots instead of all to all
+    /// Give each layer an equal share of the slots, instead of sharing all of them
     #[arg(long, conflicts_with = "predict")]
     per_layer: bool,
 
@@ -65,7 +65,8 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "per_layer")]
     heat: Option<PathBuf>,
 
-    /// Write what was learnt; needs --predict. What is there is replaced if it is such a file
+    /// Write what was learnt; needs --predict. A file that is there is replaced only if it is
+    /// one of these
     #[arg(long, value_name = "FILE", conflicts_with = "per_layer")]
     save_heat: Option<PathBuf>,
 
@@ -82,7 +83,7 @@ pub struct ReplayOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum PolicyName {
-    /// The expert cache's own: the longest wait for the next use, as learnt from all uses
+    /// emel's own: the one whose next use is expected last, as learnt from all uses
     Learned,
     /// Least recently used
     Lru,
@@ -90,7 +91,7 @@ enum PolicyName {
     Lfu,
     /// Least frequently used, where old uses count less
     AgedLfu,
-    /// Used last of all from here on: no policy can do better
+    /// The one whose next use is furthest away: no policy can do better
     Belady,
 }
 

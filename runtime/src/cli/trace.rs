@@ -41,7 +41,7 @@ pub struct TraceOptions {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
-    /// Experts of the next layer that its router is asked for one layer early
+    /// How many experts the next layer's router is asked for, one layer early
     #[arg(
         long,
         value_name = "M",
@@ -87,7 +87,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let context = blueprint.context;
     let engine = super::start(blueprint).await?;
     // From here on there is a file to be cleared away.
-    let mut interrupts = Interrupts::listen().context("cannot be told of signals (Ctrl-C)")?;
+    let mut interrupts = Interrupts::listen().context("cannot listen for signals (Ctrl-C)")?;
     let writer = output.begin().and_then(|out| TraceWriter::new(out, header));
     let (failure, mut failing) = oneshot::channel();
     let recorder = Arc::new(Mutex::new(Recorder {

@@ -303,7 +303,7 @@ fn options_of_a_conversation_belong_to_one() {
         ("-cnv --chat-template-kwargs []", "expected a JSON object"),
         (
             "-no-cnv",
-            "standard input is empty, expected one, as -p TEXT or -f FILE",
+            "standard input is empty, expected a text; give one with -p TEXT or -f FILE",
         ),
         (
             "-cnv --chat-template a --chat-template-file b",

@@ -196,7 +196,7 @@ fn a_base_model_goes_on_with_each_text_that_is_typed() {
     let mut alone = run(&model, &folder, "--ram-budget 64M -n 8 --ignore-eos");
     let expected = result(alone.args(["-p", "hello"]).output().unwrap()).replace('\n', "\r\n");
     let mut terminal = Terminal::start(&run(&model, &folder, &options));
-    terminal.wait_for("note: this is a base model (no chat template): it goes on with each text");
+    terminal.wait_for("note: this is a base model (no chat template): it continues each text");
     terminal.wait_for("/help lists the commands");
     // A text does not know the one before it.
     terminal.press("hello\rhello\r");

@@ -74,7 +74,7 @@ fn a_model_is_described() {
         "architecture  llama\n",
         "heads         ",
         "chat template default, rag; 14 bytes\n",
-        "all weights stay, nothing streams",
+        "all weights stay in memory, nothing is\n",
     ] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
@@ -83,7 +83,10 @@ fn a_model_is_described() {
 #[test]
 fn what_streams_and_what_stays_is_told() {
     let text = described(emel("info", &gemma(), words("--io pread --ram-budget 64M")));
-    assert!(text.contains(": all 336 KiB of weights stay; KV"), "{text}");
+    assert!(
+        text.contains(": all 336 KiB of weights stay in memory; KV"),
+        "{text}"
+    );
     let Some(model) = real_model(SMOLLM2) else {
         return;
     };
@@ -91,7 +94,7 @@ fn what_streams_and_what_stays_is_told() {
     assert!(text.contains(" M, "), "{text}");
     assert!(text.contains("in a budget of 64.0 MiB: "), "{text}");
     assert!(
-        text.contains(" MiB stream for each token; KV cache of "),
+        text.contains(" MiB are read for each token; KV cache of "),
         "{text}"
     );
 }

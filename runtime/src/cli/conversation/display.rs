@@ -27,13 +27,13 @@ pub(super) enum ColourChoice {
 /// What is shown of a model's thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum ReasoningFormat {
-    /// As show on a terminal, as hide elsewhere
+    /// Like show on a terminal, like hide elsewhere
     Auto,
-    /// All of the answer as the model writes it
+    /// Print everything as the model writes it
     None,
-    /// Only how long they took
+    /// Print only how long it took
     Hide,
-    /// Dimmed, or between their marks where there are no colours
+    /// Print it dimmed, or between its marks where there are no colours
     #[value(alias = "deepseek", alias = "deepseek-legacy")]
     Show,
 }

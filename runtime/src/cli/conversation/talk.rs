@@ -252,7 +252,7 @@ impl Talk {
         let is_own = |own: &PathBuf| is_same_file(own, path);
         if path.exists() && !own.into_iter().flatten().any(is_own) {
             bail!(
-                "{}: this file is there already, and not of this conversation; choose another name, or delete it first",
+                "{}: this file exists already and does not belong to this conversation; choose another name, or delete it first",
                 path.display()
             );
         }
