@@ -239,7 +239,7 @@ mod tests {
                 needed_bytes: (108 << 20) - 1,
             })
         };
-        let to_keep = " to keep more weights: the budget holds";
+        let to_keep = ", to keep more weights in memory: the budget holds up to";
         for (held, reason) in [
             (
                 616,
@@ -248,7 +248,7 @@ mod tests {
             (993, format!("{to_keep} 993, and 4096 need 108M (-c)")),
             (5000, format!("{to_keep} 5000 (-c)")),
         ] {
-            let expected = format!("context of 616 tokens, shortened from 4096{reason}");
+            let expected = format!("context of 616 tokens instead of 4096{reason}");
             assert_eq!(shortened(616, held), expected);
         }
         let lossy = LossyRouting {
