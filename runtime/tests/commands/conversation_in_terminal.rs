@@ -44,8 +44,7 @@ fn a_whole_conversation_in_a_terminal() {
     };
     let folder = TempDir::new().unwrap();
     let session = folder.path().join("session");
-    let saved = folder.path().join("saved");
-    let saved = saved.display();
+    let saved = format!("{}/saved", folder.path().display());
     let options = "--ram-budget 512M -c 1024 -n 10";
     let question = "What is the capital of France?";
     let paris = answer(&model, &folder, options, question);
