@@ -71,6 +71,7 @@ fmt-check:
 
 clippy: ## lints, warnings are errors
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy -p emel --no-default-features -- -D warnings
 
 docs: ## API documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps

@@ -9,11 +9,13 @@
 //! | `contents` | what the file holds, and whether it can run |
 //! | `shape` | the context, and the prompt tokens of a pass |
 //! | `items` | what is taken besides weights |
+//! | `room` | nothing: how much longer the context could be |
 //! | `draft` | the plan, from all of these |
 
 mod contents;
 mod draft;
 mod items;
+mod room;
 mod settings;
 mod shape;
 
@@ -33,6 +35,7 @@ use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::Tokenizer;
 
 use self::contents::Contents;
+pub use self::room::ContextRoom;
 pub use self::settings::{Io, Settings};
 use self::shape::{RequestTokens, Shape, context_rotated};
 use crate::error::Error;
@@ -60,6 +63,8 @@ pub struct Blueprint {
     pub plan: Plan,
     /// Tokens a request may have.
     pub context: usize,
+    /// How many more it could have.
+    pub context_room: ContextRoom,
     /// Prompt tokens in a pass.
     pub chunk: usize,
     /// Rows of logits kept from a pass.
@@ -94,10 +99,9 @@ pub struct ExpectedRequest<'a> {
 }
 
 /// What a prompt is made with.
-#[derive(Debug)]
 pub struct PromptForm<'a> {
-    /// How long its text may be.
-    pub limit: TextLimit,
+    contents: &'a Contents,
+    settings: &'a Settings,
     /// Tokens that the context may hold.
     pub context: usize,
     /// The form of a conversation.
@@ -107,10 +111,33 @@ pub struct PromptForm<'a> {
     pub tokenizer: &'a Tokenizer,
 }
 
-#[cfg(feature = "chat")]
 impl PromptForm<'_> {
+    /// How long the text of a prompt may be; `renders` says whether it is one of a conversation.
+    ///
+    /// # Errors
+    /// When an option of the sampler is outside of its range.
+    pub fn limit(&self, renders: bool) -> Result<TextLimit, Error> {
+        let settings = self.settings(renders);
+        Ok(self.contents.prompt_limits(&settings)?.text)
+    }
+
+    /// How much longer the context could be.
+    ///
+    /// # Errors
+    /// As [`PromptForm::limit`].
+    pub fn context_room(&self, renders: bool) -> Result<ContextRoom, Error> {
+        self.contents.room(&self.settings(renders))
+    }
+
+    fn settings(&self, renders: bool) -> Settings {
+        let mut settings = self.settings.clone();
+        settings.renders |= renders;
+        settings
+    }
+
     /// Whether the model is one that only continues texts: it has no form of a conversation.
     /// Of a form that cannot be used it is said where it is used.
+    #[cfg(feature = "chat")]
     pub fn is_of_base_model(&self) -> bool {
         matches!(self.chat_templates.source(false), Ok(None))
     }
@@ -141,6 +168,7 @@ impl Blueprint {
         let contents = Contents::read(path, &settings)?;
         let limits = PromptLimits {
             context: usize::MAX,
+            held: None,
             vocabulary: contents.program.vocabulary(),
             text: TextLimit::of_budget(contents.budget_bytes),
         };
@@ -164,16 +192,10 @@ impl Blueprint {
     ) -> Result<(Self, T, Vec<u32>), E> {
         lossy::settle(&mut settings)?;
         let contents = Contents::read(path, &settings)?;
-        let context = contents.context_max(&settings);
-        let token_bytes_max = contents.tokenizer.token_bytes_max();
-        let limits = PromptLimits {
-            context,
-            vocabulary: contents.program.vocabulary(),
-            text: TextLimit::of_budget(contents.budget_bytes).within(context, token_bytes_max),
-        };
         let form = PromptForm {
-            limit: limits.text,
-            context,
+            contents: &contents,
+            settings: &settings,
+            context: contents.context_max(&settings),
             #[cfg(feature = "chat")]
             chat_templates: &contents.chat_templates,
             tokenizer: &contents.tokenizer,
@@ -181,9 +203,10 @@ impl Blueprint {
         let (expected, besides) = request(&form)?;
         settings.renders |= expected.renders;
         let ids = match expected.prompt {
-            Some(prompt) => prompt
-                .ids(&contents.tokenizer, &limits)
-                .map_err(|error| contents.with_budget(error, &settings))?,
+            Some(prompt) => {
+                let limits = contents.prompt_limits(&settings)?;
+                prompt.ids(&contents.tokenizer, &limits)?
+            }
             None => Vec::new(),
         };
         let kept = expected.session.map_or(0, session::saved_tokens);
@@ -203,6 +226,7 @@ impl Blueprint {
     pub fn prompt_ids(&self, prompt: Prompt) -> Result<Vec<u32>, Error> {
         let limits = PromptLimits {
             context: self.context,
+            held: self.context_room.limit(self.context),
             vocabulary: self.program.vocabulary(),
             text: self.text_limit(),
         };
@@ -211,8 +235,9 @@ impl Blueprint {
 
     /// How long the text of a prompt may be.
     pub fn text_limit(&self) -> TextLimit {
-        TextLimit::of_budget(self.plan.budget_bytes)
-            .within(self.context, self.tokenizer.token_bytes_max())
+        let held = self.context_room.limit(self.context);
+        let token_bytes_max = self.tokenizer.token_bytes_max();
+        TextLimit::of_budget(self.plan.budget_bytes).within(self.context, held, token_bytes_max)
     }
 
     /// Checks a request's sampler, as the engine will, against the vocabulary.

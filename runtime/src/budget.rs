@@ -173,6 +173,16 @@ pub fn in_binary_units(bytes: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
+/// A budget in the unit of the smallest that works, rounded down so that it never looks
+/// large enough.
+pub fn in_mebibytes(bytes: u64) -> String {
+    match (bytes >> 20, (bytes % (1 << 20) * 10) >> 20) {
+        (0, 0) => "less than 0.1M".to_owned(),
+        (whole, 0) => format!("{whole}M"),
+        (whole, tenths) => format!("{whole}.{tenths}M"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

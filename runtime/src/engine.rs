@@ -18,7 +18,7 @@ use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::blueprint::{Blueprint, Io, Settings};
+use crate::blueprint::{Blueprint, ContextRoom, Io, Settings};
 use crate::budget::RamBudget;
 use crate::error::Error;
 use crate::experts::heat::Learning;
@@ -54,6 +54,8 @@ pub struct Description {
     pub chat_templates: ChatTemplates,
     /// Tokens a request may have, prompt included.
     pub context: usize,
+    /// How many more it could have.
+    pub context_room: ContextRoom,
     /// Tokens in the vocabulary, as many as a row of logits has.
     pub vocabulary: usize,
     /// How long the text of a prompt may be.
@@ -271,6 +273,7 @@ impl Engine {
         let description = self.description();
         let limits = PromptLimits {
             context: description.context,
+            held: description.context_room.limit(description.context),
             vocabulary: description.vocabulary,
             text: description.text_limit,
         };

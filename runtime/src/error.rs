@@ -17,7 +17,7 @@ use emel_model::forward::ForwardError;
 use emel_model::sampler::SamplerError;
 use emel_model::tokenizer::TokenizerError;
 
-use crate::budget::{BudgetError, in_binary_units};
+use crate::budget::{BudgetError, in_binary_units, in_mebibytes};
 use crate::notice::Notice;
 use crate::request::TextLimit;
 use crate::session::SessionError;
@@ -155,15 +155,15 @@ pub enum Error {
     },
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {prompt} tokens and {}",
-        context_full(*context, *held)
+        "the prompt has {prompt} tokens and the context holds {context}{}",
+        beyond_context(*context, *held)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,
         /// Tokens of the context.
         context: usize,
-        /// Bytes of the budget, and the tokens that it holds, if these are fewer.
+        /// Bytes of the budget, and the tokens that it holds, where it is what limits the context.
         held: Option<(u64, usize)>,
     },
     /// The prompt is longer than any that could be answered; it was not tokenised.
@@ -291,14 +291,19 @@ fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
     )
 }
 
-/// What a prompt is too long for, and what to do.
-fn context_full(context: usize, held: Option<(u64, usize)>) -> String {
-    match held {
-        None => format!("the context holds {context}; shorten it or raise the context"),
-        Some((budget_bytes, tokens)) => format!(
-            "the context holds {context}, of which a RAM budget of {} holds {tokens}; shorten it, or raise the budget and the context",
-            in_mebibytes(budget_bytes)
+/// What a budget holds of a context that is too short for a prompt, and what to do.
+pub(crate) fn beyond_context(context: usize, held: Option<(u64, usize)>) -> String {
+    let Some((budget_bytes, tokens)) = held else {
+        return "; shorten it or raise the context".to_owned();
+    };
+    let budget = in_mebibytes(budget_bytes);
+    match tokens < context {
+        true => format!(
+            ", of which a RAM budget of {budget} holds {tokens}; shorten it, or raise the budget and the context"
         ),
+        false => {
+            format!(", and a RAM budget of {budget} holds no more; shorten it or raise the budget")
+        }
     }
 }
 
@@ -314,16 +319,6 @@ fn without_profile(profile_bytes: u64) -> String {
     match profile_bytes {
         0 => String::new(),
         bytes => format!("; leaving out the profile would free {bytes} bytes"),
-    }
-}
-
-/// A budget in the unit of the smallest that works, rounded down so that it never looks
-/// large enough.
-fn in_mebibytes(bytes: u64) -> String {
-    match (bytes >> 20, (bytes % (1 << 20) * 10) >> 20) {
-        (0, 0) => "less than 0.1M".to_owned(),
-        (whole, 0) => format!("{whole}M"),
-        (whole, tenths) => format!("{whole}.{tenths}M"),
     }
 }
 

@@ -45,7 +45,7 @@ mod usage;
 mod weights_change;
 mod whole_file;
 
-pub use blueprint::{Io, Settings};
+pub use blueprint::{ContextRoom, Io, Settings};
 pub use budget::RamBudget;
 pub use emel_loader::reader::Backend;
 #[cfg(feature = "chat")]

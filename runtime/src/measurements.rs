@@ -54,7 +54,7 @@ impl ComputeRates {
 
 /// A file of measurements cannot be understood.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {found}, expected what emel doctor writes; it is passed over, run emel doctor to replace it", path.display())]
+#[error("{}: {found}, expected what emel doctor writes; it is ignored, run emel doctor to replace it", path.display())]
 pub struct DamagedError {
     path: PathBuf,
     found: String,

@@ -100,7 +100,7 @@ impl fmt::Display for Notice {
                 held,
                 needed_bytes,
             } => {
-                write!(out, "context of {context} tokens, shortened from {wished}")?;
+                write!(out, "context of {context} tokens instead of {wished}")?;
                 let needed = needed_bytes.div_ceil(1 << 20);
                 match held {
                     held if held <= context => write!(
@@ -109,9 +109,9 @@ impl fmt::Display for Notice {
                     ),
                     held if held < wished => write!(
                         out,
-                        " to keep more weights: the budget holds {held}, and {wished} need {needed}M"
+                        ", to keep more weights in memory: the budget holds up to {held}, and {wished} need {needed}M"
                     ),
-                    held => write!(out, " to keep more weights: the budget holds {held}"),
+                    held => write!(out, ", to keep more weights in memory: the budget holds up to {held}"),
                 }
             }
             Self::ContextUntrained { context, trained } => write!(

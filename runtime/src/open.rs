@@ -194,6 +194,7 @@ async fn build(
         #[cfg(feature = "chat")]
         chat_templates: blueprint.chat_templates.clone(),
         context: blueprint.context,
+        context_room: blueprint.context_room,
         vocabulary: blueprint.program.vocabulary(),
         text_limit: blueprint.text_limit(),
         backend,

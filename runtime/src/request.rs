@@ -6,7 +6,7 @@ use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::budget::in_binary_units;
-use crate::error::{Error, Setting};
+use crate::error::{Error, Setting, beyond_context};
 
 /// The text, or the token ids, to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub enum Prompt {
 pub struct PromptLimits {
     /// Tokens of the context.
     pub context: usize,
+    /// The budget and the tokens that it holds, where it is what limits the context.
+    pub held: Option<(u64, usize)>,
     /// Tokens in the vocabulary.
     pub vocabulary: usize,
     /// Its text's length.
@@ -42,6 +44,7 @@ impl Prompt {
     pub fn ids(self, tokenizer: &Tokenizer, limits: &PromptLimits) -> Result<Vec<u32>, Error> {
         let &PromptLimits {
             context,
+            held,
             vocabulary,
             ref text,
         } = limits;
@@ -64,7 +67,7 @@ impl Prompt {
             (prompt, _) if prompt > context => Err(Error::PromptTooLong {
                 prompt,
                 context,
-                held: None,
+                held,
             }),
             (_, Some(&id)) => Err(Error::TokenId { id, vocabulary }),
             (_, None) => Ok(ids),
@@ -116,8 +119,8 @@ pub struct TextLimit {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reason {
-    /// A context of so many tokens.
-    Context(usize),
+    /// A context of so many tokens, of which a budget may hold no more than some.
+    Context(usize, Option<(u64, usize)>),
     /// A budget of so many bytes.
     Budget(u64),
 }
@@ -135,8 +138,13 @@ impl TextLimit {
         }
     }
 
-    /// No more than `context` of the longest tokens have.
-    pub fn within(self, context: usize, token_bytes_max: usize) -> Self {
+    /// No more than `context` of the longest tokens have; `held` as in [`PromptLimits`].
+    pub fn within(
+        self,
+        context: usize,
+        held: Option<(u64, usize)>,
+        token_bytes_max: usize,
+    ) -> Self {
         // A character outside the vocabulary can be one unknown token.
         let bytes = context.saturating_mul(token_bytes_max.max(char::MAX.len_utf8()));
         if bytes > self.bytes {
@@ -144,13 +152,21 @@ impl TextLimit {
         }
         Self {
             bytes,
-            reason: Reason::Context(context),
+            reason: Reason::Context(context, held),
         }
     }
 
-    /// Whether it is the budget that limits it; else it is the context.
+    /// Whether a larger budget is needed for a longer text.
     pub fn is_of_budget(&self) -> bool {
-        matches!(self.reason, Reason::Budget(_))
+        !matches!(self.reason, Reason::Context(_, None))
+    }
+
+    /// Whether a longer context has to be asked for if the text is to be longer.
+    pub fn is_of_context(&self) -> bool {
+        match self.reason {
+            Reason::Context(context, held) => held.is_none_or(|(_, held)| held < context),
+            Reason::Budget(_) => false,
+        }
     }
 
     /// Bytes of the longest text.
@@ -173,9 +189,10 @@ impl fmt::Display for TextLimit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.bytes;
         match self.reason {
-            Reason::Context(context) => write!(
+            Reason::Context(context, held) => write!(
                 formatter,
-                "the {context} tokens of the context hold {bytes} at most; shorten it or raise the context"
+                "{bytes} at most fit the context of {context} tokens{}",
+                beyond_context(context, held)
             ),
             Reason::Budget(budget_bytes) => write!(
                 formatter,
@@ -263,19 +280,30 @@ mod tests {
 
     #[test]
     fn a_text_is_refused_by_its_length_where_no_tokens_could_hold_it_or_no_budget() {
-        let limit = |context, token_bytes_max, budget_bytes| {
-            TextLimit::of_budget(budget_bytes).within(context, token_bytes_max)
+        let limit = |context, held, token_bytes_max, budget_bytes| {
+            TextLimit::of_budget(budget_bytes).within(context, held, token_bytes_max)
         };
         let refusal = |limit: TextLimit, bytes: usize| {
             let error = limit.check(&"a".repeat(bytes)).unwrap_err();
             assert!(limit.check(&"a".repeat(bytes - 1)).is_ok());
             error.to_string()
         };
-        let error = refusal(limit(5, 6, 1 << 30), 31);
-        assert!(error.contains("31 bytes and the 5 tokens of the context hold 30"));
-        let error = refusal(limit(5, 1, 1 << 30), 21);
-        assert!(error.contains("hold 20 at most; shorten it or raise the context"));
-        let error = refusal(limit(usize::MAX, usize::MAX, 64_000), 1001);
+        let error = refusal(limit(5, None, 6, 1 << 30), 31);
+        assert!(error.contains("31 bytes and 30 at most fit the context of 5 tokens; shorten"));
+        let error = refusal(limit(5, None, 1, 1 << 30), 21);
+        assert!(
+            error.ends_with(
+                "20 at most fit the context of 5 tokens; shorten it or raise the context"
+            )
+        );
+        let error = refusal(limit(5, Some((1 << 30, 3)), 1, 1 << 30), 21);
+        let expected = "5 tokens, of which a RAM budget of 1024M holds 3; shorten it, or raise the budget and the context";
+        assert!(error.ends_with(expected), "{error}");
+        let error = refusal(limit(5, Some((1 << 30, 5)), 1, 1 << 30), 21);
+        let expected =
+            "5 tokens, and a RAM budget of 1024M holds no more; shorten it or raise the budget";
+        assert!(error.ends_with(expected), "{error}");
+        let error = refusal(limit(usize::MAX, None, usize::MAX, 64_000), 1001);
         assert!(error.contains("1000 at most") && error.contains("raise the budget"));
     }
 }

@@ -164,7 +164,7 @@ struct Kept {
 struct Run {
     tokens: Vec<u32>,
     usage: Usage,
-    /// What was told at the start and later.
+    /// What came at the start and later.
     notices: Vec<String>,
 }
 
@@ -202,8 +202,8 @@ impl Kept {
             },
         )
         .unwrap();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let listener = Arc::clone(&told);
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let listener = Arc::clone(&notices);
         blueprint.listener =
             NoticeListener::new(move |notice| listener.lock().unwrap().push(notice.to_string()));
         let (tokens, usage) = block_on(async {
@@ -217,7 +217,7 @@ impl Kept {
             }
             (tokens, stream.usage().unwrap().clone())
         });
-        let mut notices = std::mem::take(&mut *told.lock().unwrap());
+        let mut notices = std::mem::take(&mut *notices.lock().unwrap());
         notices.retain(|line| line.contains("emel-heat"));
         Run {
             tokens,

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use emel::{Engine, Error, KvType, RamBudget, Request, SessionError, Settings, Usage};
 use emel_tests::fixtures::fixture;
@@ -13,7 +13,7 @@ use emel_tests::run::{block_on, open, settings, smallest_budget};
 /// the delta rule, latent vectors; and keys rotated by the context.
 const MODELS: [&str; 6] = ["llama", "gemma3", "lfm2", "qwen35moe", "deepseek2", "phi3"];
 
-fn model(name: &str) -> std::path::PathBuf {
+fn model(name: &str) -> PathBuf {
     fixture("arch").join(format!("{name}.gguf"))
 }
 
@@ -161,96 +161,117 @@ fn a_session_stays_on_its_side_of_the_original_context() {
     }
 }
 
-#[test]
-fn files_that_are_no_session_of_this_model_are_refused_and_kept() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("session");
-    let restore = |name: &str, settings: Settings| {
+/// A session's file of the small llama, with 53 tokens.
+struct Saved {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl Saved {
+    fn new(settings: Settings) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("session");
+        block_on(async {
+            let engine = open(&model("llama"), settings).await.unwrap();
+            generate(&engine, &prompt(50), 4).await;
+            engine.save_session(&path).await.unwrap();
+        });
+        let bytes = std::fs::read(&path).unwrap();
+        Self {
+            _folder: folder,
+            path,
+            bytes,
+        }
+    }
+
+    /// Why an engine does not take it. The engine serves all the same.
+    fn refused_by(&self, name: &str, settings: Settings) -> SessionError {
         block_on(async {
             let engine = open(&model(name), settings).await.unwrap();
-            let refusal = refused(engine.restore_session(&path).await);
-            // The engine serves all the same.
+            let refusal = refused(engine.restore_session(&self.path).await);
             let (_, usage) = generate(&engine, &prompt(10), 2).await;
             assert_eq!(usage.resumed_tokens, 0);
             refusal
         })
-    };
-    block_on(async {
-        let engine = open(&model("llama"), with_context(100)).await.unwrap();
-        generate(&engine, &prompt(50), 4).await;
-        engine.save_session(&path).await.unwrap();
-    });
-    let good = std::fs::read(&path).unwrap();
+    }
 
+    /// As [`Saved::refused_by`] the engine that wrote it, with these bytes in its place.
+    fn refused_with(&self, bytes: &[u8]) -> SessionError {
+        std::fs::write(&self.path, bytes).unwrap();
+        self.refused_by("llama", with_context(100))
+    }
+
+    fn refused_with_changed(&self, place: usize, bits: u8) -> String {
+        let mut bytes = self.bytes.clone();
+        bytes[place] ^= bits;
+        self.refused_with(&bytes).to_string()
+    }
+}
+
+#[test]
+fn sessions_of_another_model_type_or_length_are_refused() {
     // The same shape and other weights, another shape, another type, too little room.
+    let saved = Saved::new(with_context(100));
     for other in ["llama-linear-rope", "llama-untied", "qwen35moe"] {
-        let refusal = restore(other, with_context(100));
+        let refusal = saved.refused_by(other, with_context(100));
         assert!(matches!(refusal, SessionError::OtherModel), "{refusal}");
     }
     for other in [KvType::F32, KvType::Q8_0] {
-        let refusal = restore("llama", with_kv(other, 100));
+        let refusal = saved.refused_by("llama", with_kv(other, 100)).to_string();
         assert!(
-            refusal.to_string().contains("open the model with f16 keys"),
+            refusal.contains("open the model with f16 keys"),
             "{refusal}"
         );
     }
-    block_on(async {
-        let bytes = folder.path().join("bytes");
-        let settings = with_kv(KvType::Q8_0, 100);
-        let engine = open(&model("llama"), settings).await.unwrap();
-        generate(&engine, &prompt(50), 4).await;
-        engine.save_session(&bytes).await.unwrap();
-        let engine = open(&model("llama"), with_context(100)).await.unwrap();
-        let refusal = refused(engine.restore_session(&bytes).await);
-        assert!(
-            refusal
-                .to_string()
-                .contains("open the model with q8_0 keys"),
-            "{refusal}"
-        );
-        std::fs::remove_file(&bytes).unwrap();
-    });
-    let refusal = restore("llama", with_context(52));
-    assert!(refusal.to_string().contains("53 tokens"), "{refusal}");
+    let refusal = saved.refused_by("llama", with_context(52)).to_string();
+    assert!(refusal.contains("53 tokens"), "{refusal}");
+    let of_bytes = Saved::new(with_kv(KvType::Q8_0, 100));
+    let refusal = of_bytes.refused_by("llama", with_context(100)).to_string();
+    assert!(
+        refusal.contains("open the model with q8_0 keys"),
+        "{refusal}"
+    );
+}
 
-    for length in [0, 7, 8, 20, 30, good.len() / 2, good.len() - 1] {
-        std::fs::write(&path, &good[..length]).unwrap();
-        let refusal = restore("llama", with_context(100));
+#[test]
+fn damaged_sessions_are_refused() {
+    let saved = Saved::new(with_context(100));
+    let length_whole = saved.bytes.len();
+    for length in [0, 7, 8, 20, 30, length_whole / 2, length_whole - 1] {
+        let refusal = saved.refused_with(&saved.bytes[..length]).to_string();
         let expected = if length < 8 {
             "not a session"
         } else {
             "damaged"
         };
-        assert!(
-            refusal.to_string().contains(expected),
-            "{length}: {refusal}"
-        );
+        assert!(refusal.contains(expected), "{length}: {refusal}");
     }
-    let changed = |place: usize, byte: u8| {
-        let mut bytes = good.clone();
-        bytes[place] ^= byte;
-        std::fs::write(&path, &bytes).unwrap();
-        restore("llama", with_context(100)).to_string()
-    };
-    assert!(changed(8, 2).contains("format 0, expected 2"));
+    let refusal = saved.refused_with_changed(8, 2);
+    assert!(refusal.contains("format 0, expected 2"), "{refusal}");
     // A header that no longer says what was written tells nothing of models and types.
     for place in [12, 13, 16, 20] {
-        assert!(changed(place, 8).contains("damaged"), "{place}");
-    }
-    for place in [24, 28 + 7, 44, good.len() / 2, good.len() - 1] {
-        let refusal = changed(place, 1);
+        let refusal = saved.refused_with_changed(place, 8);
         assert!(refusal.contains("damaged"), "{place}: {refusal}");
     }
-    let mut longer = good.clone();
-    longer.push(0);
-    std::fs::write(&path, &longer).unwrap();
-    let refusal = restore("llama", with_context(100));
+    for place in [24, 28 + 7, 44, length_whole / 2, length_whole - 1] {
+        let refusal = saved.refused_with_changed(place, 1);
+        assert!(refusal.contains("damaged"), "{place}: {refusal}");
+    }
+    let longer = [&saved.bytes[..], &[0]].concat();
+    let refusal = saved.refused_with(&longer);
     assert!(matches!(refusal, SessionError::Damaged), "{refusal}");
+}
 
+#[test]
+fn a_file_that_is_no_session_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
     let foreign = "not written by emel";
     std::fs::write(&path, foreign).unwrap();
     block_on(async {
         let engine = open(&model("llama"), with_context(100)).await.unwrap();
+        generate(&engine, &prompt(50), 4).await;
         let refusal = refused(engine.save_session(&path).await);
         assert!(matches!(refusal, SessionError::Foreign), "{refusal}");
         let nowhere = folder.path().join("no").join("folder");

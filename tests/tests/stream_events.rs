@@ -16,8 +16,11 @@ use emel::{Backend, Engine, Error, Io, Notice, Prompt, PromptProgress, RamBudget
 use emel::{Setting, StreamEvent};
 use emel_loader::gguf::Extent;
 use emel_loader::reader::Faults;
+use emel_model::tokenizer::EncodeOptions;
 use emel_tests::fixtures::fixture;
 use emel_tests::run::{block_on, settings, smallest_budget};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 /// A drive on which every read takes this long.
 #[derive(Debug)]
@@ -124,13 +127,28 @@ fn a_reader_that_is_late_gets_the_latest_progress_and_every_token() {
     });
 }
 
-/// What a future comes to that is not ready when it is first polled, because its work is done
-/// on another thread.
-async fn elsewhere<T>(work: impl Future<Output = T>) -> T {
-    let mut work = pin!(work);
-    let is_ready = poll_fn(|context| Poll::Ready(work.as_mut().poll(context).is_ready())).await;
-    assert!(!is_ready, "it was done on the caller's thread");
-    work.await
+/// How long this thread has computed.
+fn own_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).unwrap();
+    let micros = |time: TimeVal| time.num_microseconds() as u64;
+    Duration::from_micros(micros(usage.user_time()) + micros(usage.system_time()))
+}
+
+/// Asserts that this thread computes far less in `work` than in doing the same itself, `here`.
+async fn assert_elsewhere(mut here: impl FnMut(), mut work: impl AsyncFnMut()) {
+    // Many ticks of a clock by which the kernel may count.
+    const LONG: Duration = Duration::from_millis(200);
+    let (begun, mut rounds) = (own_time(), 0);
+    while own_time() - begun < LONG {
+        here();
+        rounds += 1;
+    }
+    let begun = own_time();
+    for _ in 0..rounds {
+        work().await;
+    }
+    let spent = own_time() - begun;
+    assert!(spent < LONG / 4, "{spent:?} in {rounds} rounds");
 }
 
 #[test]
@@ -140,13 +158,13 @@ fn a_builder_reports_what_is_loaded_and_what_the_user_should_know() {
     let context = trained.program.hyperparameters.context_length + 1;
     let notices: Arc<Mutex<Vec<Notice>>> = Arc::default();
     let loaded: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
-    let (told, seen) = (Arc::clone(&notices), Arc::clone(&loaded));
+    let (noticed, seen) = (Arc::clone(&notices), Arc::clone(&loaded));
     let engine = block_on(
         Engine::builder()
             .ram_budget(RamBudget::Bytes(1 << 30))
             .context(context)
             .io(Io::Only(Backend::Pread))
-            .on_notice(move |notice| told.lock().unwrap().push(notice.clone()))
+            .on_notice(move |notice| noticed.lock().unwrap().push(notice.clone()))
             .on_progress(move |bytes, total| seen.lock().unwrap().push((bytes, total)))
             .open(&model),
     );
@@ -162,32 +180,59 @@ fn a_builder_reports_what_is_loaded_and_what_the_user_should_know() {
 }
 
 #[test]
+fn a_builder_refuses_a_setting_that_no_model_works_with() {
+    let builder = Engine::builder().threads(0);
+    let refused = block_on(builder.open(fixture("arch/llama.gguf")));
+    let refused = refused.err().unwrap();
+    let Error::Setting { setting, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(setting, Setting::Threads);
+    assert_eq!(
+        refused.to_string(),
+        "threads is 0, expected 1 to 1024 threads"
+    );
+}
+
+#[test]
 fn the_callers_thread_neither_plans_nor_tokenises_nor_renders() {
     let model = fixture("arch/llama.gguf");
     let builder = || Engine::builder().ram_budget(RamBudget::Bytes(1 << 30));
     block_on(async {
-        let refused = elsewhere(builder().threads(0).open(&model)).await;
-        let refused = refused.err().unwrap();
-        let setting = |error: &Error| match error {
-            Error::Setting { setting, .. } => Some(*setting),
-            _ => None,
-        };
-        assert_eq!(setting(&refused), Some(Setting::Threads));
-        assert_eq!(
-            refused.to_string(),
-            "threads is 0, expected 1 to 1024 threads"
-        );
-        let engine = elsewhere(builder().context(100_000).open(&model))
-            .await
-            .unwrap();
+        let plan = || drop(Blueprint::new(&model, settings(1 << 30, 512)).unwrap());
+        assert_elsewhere(plan, async || {
+            builder().threads(1).open(&model).await.unwrap();
+        })
+        .await;
+
+        let engine = builder().context(100_000).open(&model).await.unwrap();
         let text = "hello ".repeat(50_000);
-        let refused = elsewhere(engine.generate(Request::new(text))).await;
-        assert!(matches!(refused.err(), Some(Error::PromptTooLong { .. })));
-        let template = ChatTemplate::new(CHATML, SpecialTexts::default()).unwrap();
+        let tokenizer = Arc::clone(&engine.description().tokenizer);
+        let tokenise = || drop(tokenizer.encode(&text, EncodeOptions::PROMPT));
+        assert_elsewhere(tokenise, async || {
+            let refused = engine.generate(Request::new(text.as_str())).await;
+            assert!(matches!(refused.err(), Some(Error::PromptTooLong { .. })));
+        })
+        .await;
+
+        // A rendering has a thread of its own. Who waits for that has it ready in each first poll;
+        // who does not may have it ready by chance.
+        let template = Arc::new(ChatTemplate::new(CHATML, SpecialTexts::default()).unwrap());
         let mut conversation = Conversation::default();
         conversation.push("user", "Hello");
-        let rendered = elsewhere(engine.render(Arc::new(template), conversation)).await;
         let expected = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n";
-        assert_eq!(rendered.unwrap(), Prompt::Rendered(expected.to_owned()));
+        let mut is_ever_pending = false;
+        for _ in 0..100 {
+            let rendering = engine.render(Arc::clone(&template), conversation.clone());
+            let mut rendering = pin!(rendering);
+            let polled = poll_fn(|context| Poll::Ready(rendering.as_mut().poll(context))).await;
+            is_ever_pending |= polled.is_pending();
+            let rendered = match polled {
+                Poll::Ready(rendered) => rendered,
+                Poll::Pending => rendering.await,
+            };
+            assert_eq!(rendered.unwrap(), Prompt::Rendered(expected.to_owned()));
+        }
+        assert!(is_ever_pending, "the caller's thread waits");
     });
 }

@@ -11,7 +11,6 @@ use emel::internals::blueprint::Blueprint;
 use emel_bench::capped::contender::{Answer, Event, Mark};
 use emel_bench::options::PromptOptions;
 use emel_bench::usage::request;
-use emel_cli::arguments::Checked;
 use emel_cli::{self as cli, ModelOptions};
 use emel_systemd::Memory;
 
@@ -29,8 +28,6 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 32)]
     tokens: usize,
 }
-
-impl Checked for Options {}
 
 fn main() -> ExitCode {
     cli::run(run(cli::parse_with_llama_spellings()))

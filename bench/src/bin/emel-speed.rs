@@ -8,7 +8,6 @@ use clap::Parser;
 use emel::Engine;
 use emel::internals::blueprint::Blueprint;
 use emel_bench::usage::usage;
-use emel_cli::arguments::Checked;
 use emel_cli::{self as cli, ModelOptions};
 use serde_json::json;
 
@@ -40,8 +39,6 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 64)]
     decode_tokens: usize,
 }
-
-impl Checked for Options {}
 
 fn main() -> ExitCode {
     cli::run(run(cli::parse_with_llama_spellings()))

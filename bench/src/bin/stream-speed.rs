@@ -11,7 +11,6 @@ use emel::internals::blueprint::Blueprint;
 use emel::{Engine, Usage};
 use emel_bench::options::PromptOptions;
 use emel_bench::usage::usage;
-use emel_cli::arguments::Checked;
 use emel_cli::drive::streaming_reader;
 use emel_cli::{self as cli, ModelOptions};
 use emel_loader::files::OpenFiles;
@@ -40,8 +39,6 @@ struct Options {
     #[arg(long, value_name = "N", default_value_t = 32)]
     read_passes: usize,
 }
-
-impl Checked for Options {}
 
 fn main() -> ExitCode {
     cli::run(run(cli::parse_with_llama_spellings()))

@@ -29,7 +29,7 @@ use crate::gguf::Extent;
 pub(super) const DESCRIPTION: Description = Description {
     backend: Backend::Mmap,
     name: "mmap",
-    summary: "The mapping of the file",
+    summary: "Map the file into memory",
     uses_io_uring: false,
     needs_buffers: false,
     remedy: |_| "raise the limit on address space (ulimit -v)".to_owned(),

@@ -16,8 +16,8 @@ use emel::{Request, SamplerOptions, StopTexts};
 /// How answers are made, by llama.cpp's names.
 #[derive(Debug, Clone, Args, Serialize)]
 pub struct AnswerOptions {
-    /// Tokens to generate; -1 or -2 goes on until the model ends or the context is full
-    /// [default: 128, in a conversation -1]
+    /// Tokens to generate; -1 or -2: until the model ends or the context is full [default: 128;
+    /// in a conversation -1]
     #[arg(short = 'n', long, alias = "n-predict", value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-2..))]
     pub predict: Option<i64>,
 

@@ -1,4 +1,4 @@
-//! The arguments of a command, read: what is wrong with them is told all at once, on one line.
+//! The arguments of a command, read: what is wrong with them is said all at once, on one line.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,18 +8,10 @@ use clap::{Command, Parser};
 
 use super::{EXIT_USAGE, notice, one_line, spelling, tell};
 
-/// Options of which some values can be seen to be wrong before a model is opened.
-pub trait Checked {
-    /// What is wrong with them, by their names on the command line.
-    fn faults(&self) -> Vec<String> {
-        Vec::new()
-    }
-}
-
 /// What is wrong with arguments.
 #[derive(Debug, Default)]
 struct Faults {
-    told: Vec<String>,
+    messages: Vec<String>,
     /// Whether the help would help.
     sees_help: bool,
 }
@@ -33,16 +25,22 @@ pub fn parse<O: Parser>() -> O {
 }
 
 /// As [`parse`], of a command that also takes options as llama.cpp spells them.
-pub fn parse_with_llama_spellings<O: Parser + Checked>() -> O {
+pub fn parse_with_llama_spellings<O: Parser>() -> O {
+    parse_checked(|_| Vec::new())
+}
+
+/// As [`parse_with_llama_spellings`], without what `check` finds wrong before a model is opened,
+/// by the names on the command line.
+pub(super) fn parse_checked<O: Parser>(check: impl Fn(&O) -> Vec<String>) -> O {
     let mut command = O::command();
     command.build();
     let spelt = spelling::in_own_terms(&command, std::env::args_os().collect());
     let mut faults = Faults {
-        told: spelt.refusals,
+        messages: spelt.refusals,
         sees_help: false,
     };
     let options: Option<O> = read(&mut faults, spelt.arguments);
-    faults.told.extend(options.iter().flat_map(Checked::faults));
+    faults.messages.extend(options.iter().flat_map(check));
     let options = faults.checked(options);
     spelt.notes.iter().for_each(|note| notice(note));
     let variables = llama_variables();
@@ -67,7 +65,7 @@ impl Faults {
     /// The options, if nothing was wrong with them.
     fn checked<O>(self, options: Option<O>) -> O {
         match options {
-            Some(options) if self.told.is_empty() => options,
+            Some(options) if self.messages.is_empty() => options,
             _ => self.end(),
         }
     }
@@ -76,7 +74,7 @@ impl Faults {
         let help = if self.sees_help { "; see --help" } else { "" };
         tell(&one_line(&format!(
             "error: {}{help}",
-            self.told.join(" | ")
+            self.messages.join(" | ")
         )));
         std::process::exit(EXIT_USAGE.into());
     }
@@ -87,13 +85,13 @@ impl Faults {
             error.kind(),
             ErrorKind::MissingRequiredArgument | ErrorKind::UnknownArgument
         );
-        if follows && !self.told.is_empty() {
+        if follows && !self.messages.is_empty() {
             return;
         }
         match advice(command, words, error) {
-            Some(advice) => self.told.push(advice),
+            Some(advice) => self.messages.push(advice),
             None => {
-                self.told.push(clap_message(error));
+                self.messages.push(clap_message(error));
                 self.sees_help = true;
             }
         }
@@ -160,7 +158,7 @@ fn advice(command: &Command, words: &[OsString], error: &clap::Error) -> Option<
             ErrorKind::UnknownArgument => {
                 let option = text_of(error, ContextKind::InvalidArg)?;
                 Some(format!(
-                    "{option}: options come behind a command, as `emel run {option} …`"
+                    "{option}: options come after a command, as `emel run {option} …`"
                 ))
             }
             _ => None,
@@ -214,7 +212,8 @@ fn of_no_command(word: &str) -> Option<String> {
             "emel has no server yet; `emel run MODEL.gguf` answers in the terminal".to_owned()
         }
         "pull" | "download" => {
-            "emel downloads nothing; fetch a GGUF file, which `emel run MODEL.gguf` runs".to_owned()
+            "emel downloads nothing; download a GGUF file and run it with `emel run MODEL.gguf`"
+                .to_owned()
         }
         _ => return None,
     };
@@ -226,8 +225,10 @@ fn of_second_argument(called: &Command, word: &str) -> String {
         .get_arguments()
         .any(|it| it.get_long() == Some("prompt"));
     let advice = match has_prompt {
-        _ if word.ends_with(".gguf") => "one model is taken, and of a model in shards the first",
-        true => "one model is taken, and a text is given as -p TEXT",
+        _ if word.ends_with(".gguf") => {
+            "emel takes one model; of a model in shards, give the first"
+        }
+        true => "emel takes one model; give a text as -p TEXT",
         false => "leave it out",
     };
     format!("'{word}' is one argument too many; {advice}")

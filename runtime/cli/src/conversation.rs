@@ -16,7 +16,8 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use commands::{Meaning, Next, meaning};
-use display::{ColourChoice, Colours, ReasoningFormat};
+pub use display::Colours;
+use display::{ColourChoice, ReasoningFormat};
 use emel_model::chat::{ChatTemplate, Conversation};
 use history::History;
 use lines::{Entry, Input};
@@ -38,13 +39,13 @@ pub const PREDICT_DEFAULT: i64 = -1;
 /// Options of a conversation, by llama.cpp's names.
 #[derive(Debug, Clone, Args)]
 pub struct ConversationOptions {
-    /// Hold a conversation, which is the default for a model with a chat template; each
-    /// line of a pipe is then a message [short: -cnv]
+    /// Hold a conversation: the default for a model with a chat template. With it, each line of
+    /// a pipe is a message [short: -cnv]
     #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     pub conversation: bool,
 
-    /// Continue the text as it is, which is the default for a base model; in a terminal without
-    /// -p, each text that is typed [short: -no-cnv]
+    /// Continue the text instead of answering it: the default for a base model. In a terminal
+    /// without -p, each text that you type is continued [short: -no-cnv]
     #[arg(
         long,
         overrides_with_all = ["conversation", "no_conversation"],
@@ -77,11 +78,11 @@ pub struct ConversationOptions {
     #[arg(long, value_name = "JSON", value_parser = template_variables)]
     chat_template_kwargs: Option<Map<String, Value>>,
 
-    /// What is shown of a model's thoughts
+    /// How a model's reasoning is shown
     #[arg(long, value_enum, default_value_t = ReasoningFormat::Auto)]
     reasoning_format: ReasoningFormat,
 
-    /// 0 asks for an answer without thoughts, by `enable_thinking` in the chat template; -1
+    /// 0 asks for an answer without reasoning (`enable_thinking` in the chat template); -1
     /// leaves it to the model
     #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..=0))]
     reasoning_budget: i64,
@@ -180,8 +181,9 @@ impl ConversationOptions {
         (first, is_single): (Option<String>, bool),
     ) -> anyhow::Result<Turns> {
         let template = self.template.compile(path, form.chat_templates, false)?;
-        let beginning = self.beginning(&form.limit)?;
-        check_system(beginning.system(), form.tokenizer, form.context)?;
+        let beginning = self.beginning(&form.limit(true)?)?;
+        let room = form.context_room(true)?;
+        check_system(beginning.system(), form.tokenizer, (form.context, &room))?;
         Ok(Turns {
             template: Some(template),
             beginning,
@@ -203,6 +205,43 @@ impl ConversationOptions {
             true => History::none(),
             false => History::of_user(),
         }
+    }
+
+    /// A conversation that has not begun; `session` is the file that it is kept in.
+    fn talk(
+        &self,
+        turns: Turns,
+        blueprint: &Blueprint,
+        answering: Answering,
+        session: Option<PathBuf>,
+    ) -> Talk {
+        let reasoning = match turns.template {
+            Some(_) => self.reasoning_format,
+            None => ReasoningFormat::None,
+        };
+        Talk {
+            template: turns.template,
+            tokenizer: Arc::clone(&blueprint.tokenizer),
+            answers: answering.options,
+            predict_default: answering.predict_default,
+            escapes: answering.escapes,
+            request: answering.request,
+            sampler_room: SamplerRoom::of(blueprint),
+            context_room: blueprint.context_room,
+            conversation: turns.beginning,
+            context_full: self.context_full,
+            reasoning,
+            colours: self.colours(),
+            session,
+            kept_in: None,
+            last_usage: None,
+            is_warned: turns.is_single,
+        }
+    }
+
+    /// Whether there are colours.
+    pub fn colours(&self) -> Colours {
+        Colours::new(self.color)
     }
 
     /// The conversation before its first message.
@@ -251,33 +290,8 @@ pub async fn run(
     mut on_usage: impl FnMut(&Usage),
 ) -> anyhow::Result<()> {
     let limit = blueprint.text_limit();
-    let Turns {
-        template,
-        beginning,
-        first,
-        is_single,
-    } = turns;
-    let reasoning = match template {
-        Some(_) => options.reasoning_format,
-        None => ReasoningFormat::None,
-    };
-    let mut talk = Talk {
-        template,
-        tokenizer: Arc::clone(&blueprint.tokenizer),
-        answers: answering.options,
-        predict_default: answering.predict_default,
-        escapes: answering.escapes,
-        request: answering.request,
-        sampler_room: SamplerRoom::of(&blueprint),
-        conversation: beginning,
-        context_full: options.context_full,
-        reasoning,
-        colours: Colours::new(options.color),
-        session,
-        kept_in: None,
-        last_usage: None,
-        is_warned: is_single,
-    };
+    let (first, is_single) = (turns.first.clone(), turns.is_single);
+    let mut talk = options.talk(turns, &blueprint, answering, session);
     let saved = talk.session.clone().filter(|path| path.exists());
     if let Some(path) = &saved
         && talk.template.is_some()
@@ -372,18 +386,8 @@ async fn converse(
         };
         let is_answer = matches!(next, Ok(Next::Answer));
         let done = match next {
-            Ok(Next::Line) => Ok(None),
             Ok(Next::End) => break,
-            Ok(Next::Answer) => {
-                let answered = answer(talk, engine, interrupts, on_usage).await;
-                answered.map(Some)
-            }
-            Ok(Next::Save(path)) => talk.save(engine, &path).await.map(|_| {
-                let messages = talk.messages();
-                talk.note(&format!("saved {messages} to {}", path.display()));
-                None
-            }),
-            Ok(Next::Load(path)) => load(talk, engine, &path).await.map(|()| None),
+            Ok(next) => follow(next, talk, engine, interrupts, on_usage).await,
             Err(error) => Err(error),
         };
         match done {
@@ -415,12 +419,40 @@ async fn converse(
             break;
         }
     }
-    match refused {
-        _ if is_terminal => Ok(()),
+    match is_terminal {
+        true => Ok(()),
+        false => check_refused(refused),
+    }
+}
+
+/// # Errors
+/// When lines of a pipe were refused, so that the exit status says it.
+fn check_refused(lines: usize) -> anyhow::Result<()> {
+    match lines {
         0 => Ok(()),
         1 => bail!("a line failed; the error above says why"),
         many => bail!("{many} lines failed; the errors above say why"),
     }
+}
+
+/// Does what a line asks for; says how an answer has ended, if it was one.
+async fn follow(
+    next: Next,
+    talk: &mut Talk,
+    engine: &Engine,
+    interrupts: &mut Interrupts,
+    on_usage: &mut impl FnMut(&Usage),
+) -> anyhow::Result<Option<Answered>> {
+    match next {
+        Next::Line | Next::End => {}
+        Next::Answer => {
+            let answered = answer(talk, engine, interrupts, on_usage).await?;
+            return Ok(Some(answered));
+        }
+        Next::Save(path) => save(talk, engine, &path).await?,
+        Next::Load(path) => load(talk, engine, &path).await?,
+    }
+    Ok(None)
 }
 
 /// Answers the last message, and hands on what that cost if it is known.
@@ -449,6 +481,14 @@ fn step(talk: &mut Talk, text: &str) -> anyhow::Result<Next> {
         }
         Meaning::Command(command, arguments) => command.run(talk, arguments),
     }
+}
+
+/// Saves the conversation to a file, and says so.
+async fn save(talk: &mut Talk, engine: &Engine, path: &Path) -> anyhow::Result<()> {
+    talk.save(engine, path).await?;
+    let messages = talk.messages();
+    talk.note(&format!("saved {messages} to {}", path.display()));
+    Ok(())
 }
 
 /// Goes on with the conversation in a file.

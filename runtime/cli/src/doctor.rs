@@ -41,8 +41,8 @@ const MEMORY_SHARE: u64 = 4;
 /// Options of `emel doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorOptions {
-    /// A model whose drive is measured, or a folder: with the largest model in it that is on
-    /// the folder's own filesystem
+    /// A model, whose drive is measured; or a folder, of which the largest model on the
+    /// folder's own filesystem is taken
     #[arg(default_value = ".")]
     path: PathBuf,
 
@@ -61,12 +61,12 @@ pub struct DoctorOptions {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// What reads the drive: ring, uring, pread or mmap, as for emel run; auto is the first of
-    /// ring and pread that works, as it is for runs that stream. What mmap gives is not kept
+    /// How the drive is read: ring, uring, pread or mmap, as in emel run; auto takes the first
+    /// of ring and pread that works. Results of mmap are not kept
     #[arg(long, value_parser = io_values(), hide_possible_values = true, default_value = "auto")]
     io: Io,
 
-    /// Print what the drive gives to each ring of read buffers, too
+    /// Also print the drive's speed for each set of read buffers
     #[arg(short, long)]
     verbose: bool,
 
@@ -474,7 +474,7 @@ impl machine::CgroupState {
             (None, _) => "no limit".to_owned(),
         };
         let usage = self.usage_bytes.map_or_else(
-            || "use is not told".to_owned(),
+            || "use is not known".to_owned(),
             |bytes| format!("{} in use", in_binary_units(bytes)),
         );
         format!("version {version}, {limit}, {usage}")

@@ -43,7 +43,7 @@ pub struct EvalOptions {
     #[arg(long, value_name = "N", requires = "ctx_size", value_parser = clap::value_parser!(u32).range(1..))]
     stride: Option<u32>,
 
-    /// Print the K most probable next tokens of each position, of chunk after chunk
+    /// Print the K most probable next tokens at each position, chunk by chunk
     #[arg(
         long,
         value_name = "K",
@@ -52,8 +52,8 @@ pub struct EvalOptions {
     )]
     top: usize,
 
-    /// Write the logits, float32 [positions, vocabulary], of chunk after chunk, to a NumPy file,
-    /// not standard output
+    /// Write the logits, float32 [positions, vocabulary], chunk by chunk, to a NumPy file (not
+    /// standard output)
     #[arg(long, value_name = "OUT.npy")]
     logits: Option<PathBuf>,
 

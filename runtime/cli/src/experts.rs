@@ -7,13 +7,13 @@ use emel::{Learning, Prefetch, Settings};
 /// Options of commands that decode with a mixture of experts.
 #[derive(Debug, Clone, Args)]
 pub struct ExpertOptions {
-    /// Whether experts that do not all fit are read before they are needed, while the drive
-    /// is idle; answers do not depend on it
+    /// Where not all experts fit in memory: which are read before they are needed, while the
+    /// drive is idle. Answers do not depend on it
     #[arg(long, value_enum, default_value_t = PrefetchName::Auto)]
     prefetch: PrefetchName,
 
-    /// Do not keep what is learnt about such experts beside the model, in
-    /// MODEL.emel-heat; what is there is used all the same
+    /// Do not write what was learnt about experts to MODEL.emel-heat beside the model; a file
+    /// that is there is used all the same
     #[arg(long)]
     no_learn: bool,
 }
@@ -21,15 +21,15 @@ pub struct ExpertOptions {
 /// The values of `--prefetch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PrefetchName {
-    /// By router and table, while that makes tokens faster
+    /// Like both, as long as it makes tokens faster
     Auto,
     /// Never
     Off,
-    /// Those that the next layer's router would choose now
+    /// Those that the next layer's router chooses, asked one layer early
     Router,
-    /// Those that have followed this layer's experts before
+    /// Those that have often followed this layer's experts
     Coact,
-    /// By router and table
+    /// Those of router and those of coact
     Both,
 }
 

@@ -10,6 +10,7 @@ use emel_model::keys::Keys;
 use emel_model::program::UnusedPart;
 use serde::Serialize;
 
+use super::plan::of_run;
 use super::remedies::in_options;
 use super::{ModelOptions, one_line, print};
 use emel::Error;
@@ -148,7 +149,7 @@ pub fn run(options: &InfoOptions) -> anyhow::Result<()> {
     drop(catalog);
     let mut settings = options.model.settings();
     settings.context = options.ctx_size;
-    match Blueprint::new(&options.model.model, settings) {
+    match of_run(&options.model.model, settings, None) {
         Ok(blueprint) => {
             let warnings = blueprint.tokenizer.warnings().iter();
             info.tokenizer.warnings = warnings.map(ToString::to_string).collect();
@@ -340,16 +341,16 @@ impl PlanInfo {
     fn summary(&self) -> String {
         let size = in_binary_units;
         let weights = match (self.mapped, self.streamed_bytes_per_pass) {
-            (true, _) => "all weights stay, nothing streams".to_owned(),
+            (true, _) => "all weights stay in memory, nothing is read per token".to_owned(),
             (false, 0) if self.experts_of.is_some() => {
                 format!(
-                    "all {} of weights but experts stay",
+                    "all {} of weights except experts stay in memory",
                     size(self.pinned_bytes)
                 )
             }
-            (false, 0) => format!("all {} of weights stay", size(self.pinned_bytes)),
+            (false, 0) => format!("all {} of weights stay in memory", size(self.pinned_bytes)),
             (false, streamed) => format!(
-                "{} of weights stay, {} stream for each token",
+                "{} of weights stay in memory, {} are read for each token",
                 size(self.pinned_bytes),
                 size(streamed)
             ),

@@ -8,6 +8,7 @@ pub mod chart;
 pub mod conversation;
 pub mod doctor;
 pub mod drive;
+mod edited_line;
 pub mod escapes;
 pub mod eval;
 pub mod experts;
@@ -55,12 +56,12 @@ use message::{message, one_line};
 use nix::sys::resource::{Resource, getrlimit};
 pub use progress::spinner;
 use progress::{LoadingBar, beside_bar};
-use remedies::{in_options, limit_in_options, notice_in_options};
+use remedies::{in_options, limit_in_options, longer_context, notice_in_options};
 use tokio::signal::unix::{SignalKind, signal};
 
 use emel::internals::blueprint::{Blueprint, Io, Settings};
 use emel::internals::budget::{RamBudget, in_binary_units};
-use emel::{Backend, Engine, KvType, NoticeListener, TextLimit, Usage};
+use emel::{Backend, Description, Engine, KvType, NoticeListener, TextLimit, Usage};
 
 /// More text than any context holds. Someone who passes a model as the text should
 /// not have all of it read into memory.
@@ -75,8 +76,8 @@ pub struct ModelOptions {
     /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     pub model: PathBuf,
 
-    /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file
-    /// [default: 85% of what the machine and the cgroup leave]
+    /// The most memory that emel may use, as 512M, 8G (powers of 1024), bytes, or 60% of the
+    /// model file [default: 85% of the memory that is free]
     #[arg(
         long,
         value_name = "SIZE",
@@ -94,7 +95,7 @@ pub struct ModelOptions {
 /// How a model is computed on.
 #[derive(Debug, Clone, Args)]
 pub struct ComputingOptions {
-    /// Threads that compute; 0 or -1 for one for each processor, which is the default
+    /// Number of computing threads; 0 or -1: one for each processor, which is the default
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     pub threads: Option<i64>,
 
@@ -102,18 +103,18 @@ pub struct ComputingOptions {
     #[arg(long, value_parser = io_values(), default_value = "auto")]
     pub io: Io,
 
-    /// Never use the mapping of the file, even if the model fits
+    /// Never map the file, even if the model fits
     #[arg(long, conflicts_with = "io")]
     pub no_mmap: bool,
 
-    /// How keys and values are kept [also: -ctk and -ctv, for no coarser types]
+    /// Type of the keys and values in the KV cache [also: -ctk and -ctv]
     #[arg(long, value_enum, default_value_t = KvName::F16)]
     pub kv: KvName,
 }
 
 /// The values of `--io`.
 fn io_values() -> impl TypedValueParser<Value = Io> {
-    let auto = "The mapping if the model fits, else the first that works of ring and pread";
+    let auto = "Map the file if the model fits, else the first of ring and pread that works";
     let auto = PossibleValue::new("auto").help(auto);
     let readers =
         Backend::all().map(|reader| PossibleValue::new(reader.name()).help(reader.summary()));
@@ -316,9 +317,9 @@ impl fmt::Display for Kept {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Session(tokens) => write!(out, "; the session of {tokens} tokens is saved"),
-            Self::Nothing => out.write_str(
-                " with nothing computed that could be saved; the session's file is as it was",
-            ),
+            Self::Nothing => {
+                out.write_str(" before there was anything to save; the session's file is unchanged")
+            }
             Self::NoSession => Ok(()),
         }
     }
@@ -363,12 +364,14 @@ pub async fn start(mut blueprint: Blueprint) -> anyhow::Result<Engine> {
 }
 
 /// Says so if an answer ended because the context was full.
-pub fn note_full_context(usage: &Usage, max_tokens: usize, context: usize) {
+pub fn note_full_context(usage: &Usage, max_tokens: usize, engine: &Description) {
+    let context = engine.context;
     // The last token of an answer needs no place in the context.
     let is_full = usage.prompt_tokens + usage.generated_tokens > context;
     if is_full && usage.generated_tokens < max_tokens {
         notice(&format!(
-            "stopped because the context of {context} tokens is full; -c sets a longer one"
+            "stopped because the context of {context} tokens is full; {}",
+            longer_context(context, &engine.context_room)
         ));
     }
 }
@@ -392,9 +395,12 @@ pub fn notice(text: &str) {
     tell(&format!("note: {}", one_line(text)));
 }
 
-/// Writes a line to standard error, above a bar that is shown. If that fails, there is no other
-/// place to say so.
+/// Writes a line to standard error, above a bar that is shown or a line that is edited. If that
+/// fails, there is no other place to say so.
 pub fn tell(line: &str) {
+    if edited_line::write_above(line) {
+        return;
+    }
     beside_bar(|| {
         let _ = writeln!(io::stderr(), "{line}");
     });

@@ -35,7 +35,7 @@ fn cache_routing(text: &str) -> Result<CacheRouting, String> {
         Some((number(kept)?, number(among)?))
     });
     let (kept, among) = numbers.ok_or_else(|| {
-        "expected two numbers, as 2,16: how many are kept, and among how many of the best others are looked for".to_owned()
+        "expected two numbers, as 2,16: how many experts are kept, and among how many of the best the others are chosen".to_owned()
     })?;
     Ok(CacheRouting { kept, among })
 }

@@ -82,14 +82,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_named_once() {
         let cause = io::Error::other("no disk");
         let quoting = anyhow::Error::new(cause).context("a.gguf: cannot open: no disk; check it");
         assert_eq!(message(&quoting), "a.gguf: cannot open: no disk; check it");
         let bare = anyhow::Error::new(io::Error::other("no disk")).context("a.gguf");
         assert_eq!(message(&bare), "a.gguf: no disk");
         let full = io::Error::from_raw_os_error(libc::EMFILE);
-        let told = message(&anyhow::Error::new(full).context("a.gguf"));
-        assert!(told.ends_with("; raise the limit of open files (ulimit -n)"));
+        let line = message(&anyhow::Error::new(full).context("a.gguf"));
+        assert!(line.ends_with("; raise the limit of open files (ulimit -n)"));
     }
 }

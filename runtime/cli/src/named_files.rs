@@ -139,12 +139,12 @@ impl NamedFiles {
     ) -> anyhow::Result<File> {
         let path = in_place_of_dash(path, "/dev/stdout");
         if has_answer(&path) {
-            let told = OptionError {
+            let error = OptionError {
                 option,
                 found: "standard output, where the result goes".to_owned(),
                 expected: "another file".to_owned(),
             };
-            return Err(told.into());
+            return Err(error.into());
         }
         self.claim(option, &path, kind)?;
         create_output(&path, kind)

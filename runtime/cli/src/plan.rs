@@ -29,9 +29,9 @@ pub struct PlanOptions {
     /// The model: a GGUF file, or the first of its shards [also: -m FILE]
     model: PathBuf,
 
-    /// Memory for everything: bytes, 512M, 8G (powers of 1024), or 60% of the model file;
-    /// several, as in 4G,8G,16G, become a table [default: 85% of what the machine and the
-    /// cgroup leave]
+    /// The most memory that emel may use, as 512M, 8G (powers of 1024), bytes, or 60% of the
+    /// model file; several, as in 4G,8G,16G, give a table [default: 85% of the memory that is
+    /// free]
     #[arg(
         long,
         value_name = "SIZES",
@@ -60,8 +60,8 @@ pub struct PlanOptions {
     #[arg(long, overrides_with_all = ["conversation", "no_conversation"])]
     no_conversation: bool,
 
-    /// What the drive gives, as in 2GB/s or 2GiB/s: plans for a machine that is not this one
-    /// [default: what emel doctor has measured here]
+    /// Speed of the drive, as 2GB/s or 2GiB/s, to plan for another machine [default: what emel
+    /// doctor has measured here]
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     drive: Option<DriveRate>,
 
@@ -462,18 +462,18 @@ mod tests {
         let assumed: DriveRate = "1GiB/s".parse().unwrap();
         assert_eq!(report.speed(None), "the drive is no limit");
         report.streamed_bytes_per_pass = 1 << 29;
-        let told = report.speed(None);
-        assert_eq!(told, "a drive of 1 GiB/s allows 2.0 tokens/s");
+        let speed = report.speed(None);
+        assert_eq!(speed, "a drive of 1 GiB/s allows 2.0 tokens/s");
         report.drive_bytes_per_second = Some(f64::from(1 << 30));
-        let told = report.speed(Some(&assumed));
-        assert_eq!(told, "a drive of 1GiB/s allows 2.0 tokens/s");
+        let speed = report.speed(Some(&assumed));
+        assert_eq!(speed, "a drive of 1GiB/s allows 2.0 tokens/s");
         report.streamed_bytes_per_pass = 0;
         assert_eq!(report.speed(None), "the drive is no limit");
         report.predicted_tokens_per_second = Some(12.0);
-        let told = report.speed(None);
-        assert_eq!(told, "about 12 tokens/s, with this drive's 1.00 GiB/s");
+        let speed = report.speed(None);
+        assert_eq!(speed, "about 12 tokens/s, with this drive's 1.00 GiB/s");
         report.is_lower_bound = true;
-        let told = report.speed(Some(&assumed));
-        assert_eq!(told, "at least 12 tokens/s, with a drive of 1GiB/s");
+        let speed = report.speed(Some(&assumed));
+        assert_eq!(speed, "at least 12 tokens/s, with a drive of 1GiB/s");
     }
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use super::arguments::Checked;
+use super::arguments::parse_checked;
 use super::doctor::{self, DoctorOptions};
 use super::eval::{self, EvalOptions};
 use super::info::{self, InfoOptions};
@@ -20,8 +20,7 @@ use super::trace::{self, TraceOptions};
 /// The name under which the program is `emel run`.
 const RUN_NAME: &str = "emel-run";
 
-/// Runs language models that may be larger than RAM, from their GGUF files, and looks into
-/// them: what they need, how they read text, how they score it.
+/// Runs language models that may be larger than RAM, from GGUF files, and inspects them.
 #[derive(Debug, Parser)]
 #[command(version, name = "emel", args_override_self = true)]
 pub(super) struct Options {
@@ -46,9 +45,9 @@ enum Command {
     Run(Box<RunOptions>),
     /// Print what a model's file holds, and whether it runs
     Info(InfoOptions),
-    /// Print where the memory of a run would go, without running
+    /// Print where the memory of a run would go, without running the model
     Plan(PlanOptions),
-    /// Print what this machine allows and what its drive gives, and keep it for later runs
+    /// Check this machine and measure its drive; later runs use the results
     Doctor(DoctorOptions),
     /// Print the token ids of a text
     Tokenize(TokenizeOptions),
@@ -76,10 +75,11 @@ pub fn main() -> ExitCode {
         .is_some_and(|name| name == RUN_NAME);
     crate::with_stack(move || {
         let command = match is_run {
-            true => Command::Run(Box::new(
-                crate::parse_with_llama_spellings::<RunAlone>().options,
-            )),
-            false => crate::parse_with_llama_spellings::<Options>().command,
+            true => {
+                let alone = parse_checked(|alone: &RunAlone| alone.options.faults());
+                Command::Run(Box::new(alone.options))
+            }
+            false => parse_checked(|options: &Options| options.command.faults()).command,
         };
         crate::run(command.run())
     })
@@ -90,26 +90,19 @@ fn programs() -> [clap::Command; 2] {
     [Options::command(), RunAlone::command()]
 }
 
-impl Checked for Options {
+impl Command {
+    /// What is wrong with the numbers among its options.
     fn faults(&self) -> Vec<String> {
-        match &self.command {
-            Command::Run(options) => options.faults(),
-            Command::Info(options) => options.faults(),
-            Command::Plan(options) => options.faults(),
-            Command::Eval(options) => options.faults(),
-            Command::Trace(options) => options.faults(),
+        match self {
+            Self::Run(options) => options.faults(),
+            Self::Info(options) => options.faults(),
+            Self::Plan(options) => options.faults(),
+            Self::Eval(options) => options.faults(),
+            Self::Trace(options) => options.faults(),
             _ => Vec::new(),
         }
     }
-}
 
-impl Checked for RunAlone {
-    fn faults(&self) -> Vec<String> {
-        self.options.faults()
-    }
-}
-
-impl Command {
     async fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Run(options) => run::run(*options).await,

@@ -8,8 +8,8 @@ use emel_loader::weights::WeightsError;
 use emel_model::chat::ChatError;
 use emel_model::sampler::SamplerError;
 
-use emel::internals::budget::BudgetError;
-use emel::{Error, Instead, Notice, SessionError, Setting, TextLimit};
+use emel::internals::budget::{BudgetError, in_mebibytes};
+use emel::{ContextRoom, Error, Instead, Notice, SessionError, Setting, TextLimit};
 
 /// An option with a value that nothing works with.
 #[derive(Debug, thiserror::Error)]
@@ -65,10 +65,26 @@ pub fn notice_in_options(notice: &Notice) -> String {
 
 /// Why a text is too long, with the option that allows a longer one.
 pub fn limit_in_options(limit: &TextLimit) -> String {
-    match limit.is_of_budget() {
-        true => with_options(limit, "--ram-budget"),
-        false => with_options(limit, "-c"),
+    let options = match (limit.is_of_budget(), limit.is_of_context()) {
+        (true, true) => "--ram-budget, -c",
+        (true, false) => "--ram-budget",
+        (false, _) => "-c",
+    };
+    with_options(limit, options)
+}
+
+/// Whether and how a context could be longer than it is.
+pub fn longer_context(context: usize, room: &ContextRoom) -> String {
+    let ContextRoom { held, longer, .. } = *room;
+    if context >= room.trained {
+        return "the model was trained for no more".to_owned();
     }
+    if context < held {
+        return format!("-c sets a longer one, up to {held}");
+    }
+    let budget = in_mebibytes(room.budget_bytes);
+    let needed = room.longer_bytes.div_ceil(1 << 20);
+    format!("a RAM budget of {budget} holds {held}, and -c {longer} needs --ram-budget {needed}M")
 }
 
 const CHAT_TEMPLATE: &str = "--chat-template";
@@ -108,8 +124,11 @@ fn of_engine(error: &Error) -> String {
             _ => return error.to_string(),
         },
         Error::Chat(_) => CHAT_TEMPLATE,
-        Error::PromptTooLong { held: None, .. } => "-c",
-        Error::PromptTooLong { .. } => "--ram-budget, -c",
+        Error::PromptTooLong { context, held, .. } => match held {
+            None => "-c",
+            Some((_, held)) if held < context => "--ram-budget, -c",
+            Some(_) => "--ram-budget",
+        },
         Error::Session { source, .. } => match source {
             SessionError::KvType { found, .. } => {
                 return with_options(error, &format!("--kv {}", found.name()));
@@ -221,7 +240,7 @@ mod tests {
                 needed_bytes: (108 << 20) - 1,
             })
         };
-        let to_keep = " to keep more weights: the budget holds";
+        let to_keep = ", to keep more weights in memory: the budget holds up to";
         for (held, reason) in [
             (
                 616,
@@ -230,7 +249,7 @@ mod tests {
             (993, format!("{to_keep} 993, and 4096 need 108M (-c)")),
             (5000, format!("{to_keep} 5000 (-c)")),
         ] {
-            let expected = format!("context of 616 tokens, shortened from 4096{reason}");
+            let expected = format!("context of 616 tokens instead of 4096{reason}");
             assert_eq!(shortened(616, held), expected);
         }
         let lossy = LossyRouting {

@@ -35,7 +35,7 @@ pub struct ReplayOptions {
     )]
     slots: Vec<Slots>,
 
-    /// Which expert has to go for another [default: each of them; with --predict or --heat
+    /// Which expert is evicted [default: each of them; with --predict or --heat
     /// learned]
     #[arg(long, value_enum, value_name = "POLICY,…", value_delimiter = ',')]
     policy: Vec<PolicyName>,
@@ -53,7 +53,7 @@ pub struct ReplayOptions {
     )]
     guess: usize,
 
-    /// Give each layer an equal share of the slots instead of all to all
+    /// Give each layer an equal share of the slots, instead of sharing all of them
     #[arg(long, conflicts_with = "predict")]
     per_layer: bool,
 
@@ -65,7 +65,8 @@ pub struct ReplayOptions {
     #[arg(long, value_name = "FILE", conflicts_with = "per_layer")]
     heat: Option<PathBuf>,
 
-    /// Write what was learnt; needs --predict. What is there is replaced if it is such a file
+    /// Write what was learnt; needs --predict. A file that is there is replaced only if it is
+    /// one of these
     #[arg(long, value_name = "FILE", conflicts_with = "per_layer")]
     save_heat: Option<PathBuf>,
 
@@ -82,7 +83,7 @@ pub struct ReplayOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum PolicyName {
-    /// The expert cache's own: the longest wait for the next use, as learnt from all uses
+    /// emel's own: the one whose next use is expected last, as learnt from all uses
     Learned,
     /// Least recently used
     Lru,
@@ -90,7 +91,7 @@ enum PolicyName {
     Lfu,
     /// Least frequently used, where old uses count less
     AgedLfu,
-    /// Used last of all from here on: no policy can do better
+    /// The one whose next use is furthest away: no policy can do better
     Belady,
 }
 
@@ -276,14 +277,14 @@ impl ReplayOptions {
                 return Err(wrong("--slots", found, expected));
             }
             // Before the work begins; saving looks again.
-            heat::check_place(path).map_err(|error| told(path, error))?;
+            heat::check_place(path).map_err(|error| heat_error(path, error))?;
             end_of_links(path)
                 .and_then(|path| file_beside(&path))
-                .map_err(|error| told(path, HeatError::Write(error)))?;
+                .map_err(|error| heat_error(path, HeatError::Write(error)))?;
             let header = trace.header();
             let found = Heat::load(path, header.identity, header.shape);
             if let Err(error @ HeatError::OtherModel) = found {
-                return Err(told(path, error));
+                return Err(heat_error(path, error));
             }
         }
         let header = trace.header();
@@ -301,7 +302,7 @@ impl ReplayOptions {
         let (score, learnt) = replay.run_from(trace, found.as_ref());
         if let Some(path) = &self.save_heat {
             let saved = learnt.save(path, header.identity);
-            saved.map_err(|error| told(path, error))?;
+            saved.map_err(|error| heat_error(path, error))?;
         }
         Ok(score)
     }
@@ -355,7 +356,7 @@ fn wrong(option: &'static str, found: impl ToString, expected: String) -> anyhow
 }
 
 /// An error with what helps where the name of the file can be chosen.
-fn told(path: &Path, error: HeatError) -> anyhow::Error {
+fn heat_error(path: &Path, error: HeatError) -> anyhow::Error {
     let path = path.display();
     match error {
         HeatError::Foreign => {

@@ -32,8 +32,8 @@ pub(super) const EXAMPLES: &str = r#"Examples:
   emel-run MODEL.gguf -no-cnv -p "Once upon a time" -n 200
   git diff | emel-run MODEL.gguf -sys "Describe this change in a sentence."
 
-  # Goes on with a text. The prompt is the whole of it each time; what the session
-  # holds of it is not computed again.
+  # Continue a text. Pass all of it each time: what the session holds is not
+  # computed again.
   story="Once upon a time"
   story+=$(emel-run MODEL.gguf -no-cnv -p "$story" -n 100 --session story.session)
   story+=$(emel-run MODEL.gguf -no-cnv -p "$story" -n 100 --session story.session)"#;
@@ -56,10 +56,10 @@ pub struct RunOptions {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
-    /// Keep the session in a file: the messages of a conversation, or the text, and the
-    /// state they leave behind, so that the next run goes on without computing it again. It
-    /// is saved at the end, and what there is of it on SIGTERM, SIGHUP and Ctrl-C (a second
-    /// one does not wait for the pass that runs). See the example below
+    /// Keep the session in a file: messages or text, and the model's state after them. The next
+    /// run continues without computing them again. The file is written at the end; SIGTERM,
+    /// SIGHUP and Ctrl-C save what there is (a second signal does not wait for the current
+    /// pass). See the example below
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
 
@@ -71,9 +71,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE")]
     stats_json: Option<PathBuf>,
 
-    /// Write a trace of reads, waits and computing, the latest 65536 of them, to a file
-    /// that Perfetto (ui.perfetto.dev) and chrome://tracing open; - is standard output, after
-    /// the answer
+    /// Write the latest 65536 reads, waits and computing steps to a trace file, which Perfetto
+    /// (ui.perfetto.dev) and chrome://tracing open; - is standard output, after the answer
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
 
@@ -115,10 +114,11 @@ pub async fn run(options: RunOptions) -> anyhow::Result<()> {
     blueprint.check_sampler(&request.sampler)?;
     let (statistics, profile) = options.outputs(&task, &blueprint)?;
     let mut last_usage = None;
+    let colours = options.conversation.colours();
     let on_usage = |usage: &Usage| {
         match options.stats {
             true => tell_statistics(usage),
-            false => tell_speed(usage),
+            false => tell_speed(usage, colours),
         }
         last_usage = Some(usage.clone());
     };
@@ -230,7 +230,7 @@ impl RunOptions {
         let is_base = form.is_of_base_model();
         let is_asked_for = options.is_asked_for();
         let is_conversation = is_asked_for || !(is_base || options.no_conversation);
-        let limit = form.limit;
+        let limit = form.limit(is_conversation)?;
         let is_given = self.text.is_given();
         let has_terminal = io::stdin().is_terminal();
         let takes_lines = has_terminal || options.conversation;
@@ -240,9 +240,9 @@ impl RunOptions {
             () if has_terminal => {
                 crate::notice(match is_base {
                     true => {
-                        "this is a base model (no chat template): it goes on with each text that you type; -cnv talks to it all the same"
+                        "this is a base model (no chat template): it continues each text that you type; -cnv holds a conversation all the same"
                     }
-                    false => "the model goes on with each text that you type (-no-cnv)",
+                    false => "the model continues each text that you type (-no-cnv)",
                 });
                 return Ok(Task::Converse(Box::new(Turns::of_texts(
                     options.single_turn,
@@ -304,9 +304,9 @@ impl RunOptions {
 fn no_text(is_base: bool) -> OptionError {
     let expected = match is_base {
         true => {
-            "one to continue, as -p TEXT or -f FILE; this is a base model (no chat template), and -cnv talks to it all the same"
+            "a text to continue; give one with -p TEXT or -f FILE (this is a base model, without a chat template; -cnv holds a conversation all the same)"
         }
-        false => "one, as -p TEXT or -f FILE",
+        false => "a text; give one with -p TEXT or -f FILE",
     };
     OptionError {
         option: "standard input",
@@ -372,7 +372,7 @@ async fn continue_text(
         None => None,
     };
     if let Some(usage) = usage {
-        crate::note_full_context(&usage, max_tokens, engine.description().context);
+        crate::note_full_context(&usage, max_tokens, engine.description());
         on_usage(&usage);
     }
     let Some(signal) = signal else {

@@ -43,7 +43,7 @@ pub struct SamplingOptions {
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub xtc_probability: f32,
 
-    /// How probable tokens are that XTC leaves out; above 0.5 none
+    /// XTC leaves out tokens that are at least this probable; above 0.5 none
     #[arg(long, value_name = "P", default_value_t = 0.1)]
     pub xtc_threshold: f32,
 
@@ -79,7 +79,7 @@ pub struct SamplingOptions {
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: i64,
 
-    /// A text that repetitions do not reach across, with \n and \t; "none" for none; may be
+    /// A text that interrupts a repetition for DRY, with \n and \t; "none"for none; may be
     /// given more than once [default: \n : " *]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub dry_sequence_breaker: Vec<String>,
@@ -100,7 +100,7 @@ pub struct SamplingOptions {
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     pub mirostat_lr: f32,
 
-    /// Surprise that Mirostat keeps to, in bits
+    /// Surprise that Mirostat aims at, in bits
     #[arg(long, value_name = "X", default_value_t = 5.0)]
     pub mirostat_ent: f32,
 
@@ -110,7 +110,7 @@ pub struct SamplingOptions {
     #[serde(serialize_with = "as_given")]
     pub logit_bias: Vec<(u32, f32)>,
 
-    /// Tokens that the samplers above leave at least
+    /// Fewest tokens that the samplers above may leave
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub min_keep: usize,
 

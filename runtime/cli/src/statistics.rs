@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
+use super::conversation::Colours;
 use super::tell;
 use super::units::{milliseconds, number};
 use emel::internals::budget::in_binary_units;
@@ -17,9 +18,9 @@ const TIME: usize = 12;
 const TIME_LABEL: usize = 8;
 
 /// Says in one line how fast an answer was, if it was written to a terminal.
-pub fn tell_speed(usage: &Usage) {
+pub fn tell_speed(usage: &Usage, colours: Colours) {
     if usage.generated_tokens > 0 && io::stdout().is_terminal() && io::stderr().is_terminal() {
-        tell(&speed_line(usage));
+        colours.tell_dimmed(&speed_line(usage));
     }
 }
 
@@ -66,43 +67,7 @@ fn table(usage: &Usage) -> Vec<String> {
             format!("seed {}", usage.seed),
         ],
     ));
-    lines.extend(section(
-        "read:",
-        [
-            format!(
-                "{} for prompt and answer",
-                in_binary_units(usage.bytes_read)
-            ),
-            format!(
-                "{} since the start",
-                in_binary_units(usage.bytes_read_since_open)
-            ),
-            format!(
-                "{} per token",
-                in_binary_units(usage.streamed_bytes_per_token)
-            ),
-            format!(
-                "{}/s while decoding",
-                in_binary_units(usage.decode_bytes_per_second as u64)
-            ),
-            format!("{} retries", usage.retries),
-            format!("{} major faults", usage.major_faults),
-        ],
-    ));
-    let (direct, registered) = (usage.direct_io, usage.registered_buffers);
-    lines.extend(section(
-        "reader:",
-        [
-            format!("{}: {}", usage.io_backend, usage.io_reason),
-            (if direct { "direct" } else { "not direct" }).to_owned(),
-            (if registered {
-                "registered buffers"
-            } else {
-                "no registered buffers"
-            })
-            .to_owned(),
-        ],
-    ));
+    lines.extend(reading(usage));
     if let Some(experts) = &usage.experts {
         lines.extend(of_experts(
             experts,
@@ -128,6 +93,48 @@ fn table(usage: &Usage) -> Vec<String> {
         ],
     ));
     lines.extend(memory(usage));
+    lines
+}
+
+/// What was read, and how.
+fn reading(usage: &Usage) -> Vec<String> {
+    let mut lines = section(
+        "read:",
+        [
+            format!(
+                "{} for prompt and answer",
+                in_binary_units(usage.bytes_read)
+            ),
+            format!(
+                "{} since the start",
+                in_binary_units(usage.bytes_read_since_open)
+            ),
+            format!(
+                "{} per token",
+                in_binary_units(usage.streamed_bytes_per_token)
+            ),
+            format!(
+                "{}/s while decoding",
+                in_binary_units(usage.decode_bytes_per_second as u64)
+            ),
+            format!("{} retries", usage.retries),
+            format!("{} major faults", usage.major_faults),
+        ],
+    );
+    let (direct, registered) = (usage.direct_io, usage.registered_buffers);
+    lines.extend(section(
+        "reader:",
+        [
+            format!("{}: {}", usage.io_backend, usage.io_reason),
+            (if direct { "direct" } else { "not direct" }).to_owned(),
+            (if registered {
+                "registered buffers"
+            } else {
+                "no registered buffers"
+            })
+            .to_owned(),
+        ],
+    ));
     lines
 }
 

@@ -43,7 +43,7 @@ pub struct TraceOptions {
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     ctx_size: Option<usize>,
 
-    /// Experts of the next layer that its router is asked for one layer early
+    /// How many experts the next layer's router is asked for, one layer early
     #[arg(
         long,
         value_name = "M",
@@ -73,6 +73,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     // Of any number of contexts.
     let limits = PromptLimits {
         context: usize::MAX,
+        held: None,
         vocabulary: blueprint.program.vocabulary(),
         text: TextLimit::of_budget(blueprint.plan.budget_bytes),
     };
@@ -88,7 +89,7 @@ pub async fn run(options: &TraceOptions) -> anyhow::Result<()> {
     let context = blueprint.context;
     let engine = super::start(blueprint).await?;
     // From here on there is a file to be cleared away.
-    let mut interrupts = Interrupts::listen().context("cannot be told of signals (Ctrl-C)")?;
+    let mut interrupts = Interrupts::listen().context("cannot listen for signals (Ctrl-C)")?;
     let writer = output.begin().and_then(|out| TraceWriter::new(out, header));
     let (failure, mut failing) = oneshot::channel();
     let recorder = Arc::new(Mutex::new(Recorder {
@@ -252,9 +253,9 @@ mod tests {
             identity: 0,
             positions: 1,
         };
-        let told = checked(header).map_err(|error| error.to_string());
-        let told = told.expect_err("refused");
-        assert!(told.contains("8 layers with 4096 experts"), "{told}");
-        assert!(!told.contains("damaged"), "{told}");
+        let message = checked(header).map_err(|error| error.to_string());
+        let message = message.expect_err("refused");
+        assert!(message.contains("8 layers with 4096 experts"), "{message}");
+        assert!(!message.contains("damaged"), "{message}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use emel_kernels::Kernels;
 use emel_loader::gguf::Catalog;
-use emel_loader::plan::Plan;
+use emel_loader::plan::{Plan, PlanInputs};
 use emel_loader::trace::Trace;
 use emel_model::arch;
 #[cfg(feature = "chat")]
@@ -19,6 +19,7 @@ use emel_systemd::{Memory, MemoryWatch};
 use super::Blueprint;
 use super::draft::Draft;
 use super::items::{TRACE_EVENTS, profile_bytes};
+use super::room::ContextRoom;
 use super::settings::{Settings, check};
 use super::shape::{ContextRange, RequestTokens, context_asked, context_limit};
 use crate::budget::available_bytes;
@@ -26,6 +27,7 @@ use crate::error::{Error, Instead};
 use crate::experts::prefetch::GUESSES_PER_USED;
 use crate::lossy;
 use crate::notice::{Notice, NoticeListener};
+use crate::request::{PromptLimits, TextLimit};
 
 /// What a model's file holds, understood.
 pub(super) struct Contents {
@@ -107,7 +109,8 @@ impl Contents {
         check(&settings)?;
         let wanted = ContextRange::new(&settings, &self.program, request);
         let mut draft = self.draft(&settings, wanted)?;
-        let (plan, shape) = draft.plan().map_err(|too_small| {
+        let held = draft.context_held();
+        let (plan, shape) = draft.plan(held).map_err(|too_small| {
             let instead = match request {
                 _ if too_small.context_held == 0 => Instead::SmallerModel,
                 _ if settings.all_logits => Instead::Chunks,
@@ -125,7 +128,8 @@ impl Contents {
             }
         })?;
         let sampler_bytes = draft.sampler_bytes(shape.context);
-        let mut notices = draft.notices(&shape, wanted);
+        let context_room = draft.room(shape.context, held);
+        let mut notices = draft.notices(&shape, wanted, held);
         notices.extend(self.notices(&settings, &plan));
         let trace = settings.profile.then(|| Arc::new(Trace::new(TRACE_EVENTS)));
         Ok(Blueprint {
@@ -133,6 +137,7 @@ impl Contents {
             plan,
             trace,
             context: shape.context,
+            context_room,
             chunk: shape.chunk,
             logit_tokens: shape.logit_tokens,
             sampler_bytes,
@@ -171,29 +176,49 @@ impl Contents {
             breakers: Breakers::new(&sampler, &self.tokenizer),
             sampler,
             budget_bytes: self.budget_bytes,
+            weight_bytes_min: self.weight_bytes_min(settings),
             context,
         })
     }
 
-    /// An error about a prompt that is longer than the context, with what the budget holds, if
-    /// that is less.
-    pub(super) fn with_budget(&self, error: Error, settings: &Settings) -> Error {
-        let Error::PromptTooLong {
-            prompt, context, ..
-        } = error
-        else {
-            return error;
+    /// The least that weights take, whatever else the budget holds.
+    fn weight_bytes_min(&self, settings: &Settings) -> u64 {
+        let inputs = PlanInputs {
+            budget_bytes: 0,
+            items: Vec::new(),
+            uses: &self.program.uses,
+            experts: &self.program.expert_uses,
+            embedding: self.program.embedding,
+            may_map: settings.io.may_map(),
+            drive: None,
         };
-        let draft = match self.draft(settings, ContextRange::exactly(context)) {
-            Ok(draft) => draft,
-            Err(error) => return error,
-        };
-        let held = draft.context_held(context);
-        Error::PromptTooLong {
-            prompt,
+        Plan::new(&self.catalog, inputs).map_or_else(|error| error.needed_bytes, |_| 0)
+    }
+
+    /// How much longer the longest context of a plan for `settings` could be.
+    ///
+    /// # Errors
+    /// When an option of the sampler is outside of its range.
+    pub(super) fn room(&self, settings: &Settings) -> Result<ContextRoom, Error> {
+        let context = self.context_max(settings);
+        let draft = self.draft(settings, ContextRange::exactly(context))?;
+        Ok(draft.room(context, draft.context_held()))
+    }
+
+    /// What a prompt is checked against before there is a plan.
+    ///
+    /// # Errors
+    /// When an option of the sampler is outside of its range.
+    pub(super) fn prompt_limits(&self, settings: &Settings) -> Result<PromptLimits, Error> {
+        let context = self.context_max(settings);
+        let held = self.room(settings)?.limit(context);
+        let token_bytes_max = self.tokenizer.token_bytes_max();
+        Ok(PromptLimits {
             context,
-            held: (held < context).then_some((self.budget_bytes, held)),
-        }
+            held,
+            vocabulary: self.program.vocabulary(),
+            text: TextLimit::of_budget(self.budget_bytes).within(context, held, token_bytes_max),
+        })
     }
 
     /// What the user should know of the model, and of what the plan takes.

@@ -18,6 +18,8 @@ pub(super) struct Draft<'a> {
     pub(super) sampler: SamplerOptions,
     pub(super) breakers: Breakers,
     pub(super) budget_bytes: u64,
+    /// The least that weights take, whatever the context is.
+    pub(super) weight_bytes_min: u64,
     pub(super) context: ContextRange,
 }
 
@@ -33,13 +35,13 @@ pub(super) struct TooSmall {
 }
 
 impl Draft<'_> {
-    /// The best plan. A context that the user did not choose is shortened to fit.
-    pub(super) fn plan(&mut self) -> Result<(Plan, Shape), TooSmall> {
-        let ContextRange { floor, least, .. } = self.context;
+    /// The best plan. A context that the user did not choose is shortened to `held` tokens, the
+    /// longest that the budget holds, if it would be longer.
+    pub(super) fn plan(&mut self, held: usize) -> Result<(Plan, Shape), TooSmall> {
+        let ContextRange { floor, .. } = self.context;
         if let Ok(found) = self.plan_in_range() {
             return Ok(found);
         }
-        let held = self.context_held(least);
         self.context = ContextRange::exactly(held.max(floor));
         self.plan_in_range().map_err(|needed_bytes| TooSmall {
             needed_bytes,
@@ -91,12 +93,8 @@ impl Draft<'_> {
     }
 
     pub(super) fn plan_for(&self, shape: Shape) -> Result<Plan, PlanError> {
-        self.plan_within(self.budget_bytes, shape)
-    }
-
-    pub(super) fn plan_within(&self, budget_bytes: u64, shape: Shape) -> Result<Plan, PlanError> {
         let inputs = PlanInputs {
-            budget_bytes,
+            budget_bytes: self.budget_bytes,
             items: self.items(shape),
             uses: &self.program.uses,
             experts: &self.program.expert_uses,
@@ -108,8 +106,8 @@ impl Draft<'_> {
     }
 
     /// What the user should know of the choice; `wanted` is the range before the budget was
-    /// found to be too small for it.
-    pub(super) fn notices(&self, shape: &Shape, wanted: ContextRange) -> Vec<Notice> {
+    /// found to be too small for it, and `held` the longest context that the budget holds.
+    pub(super) fn notices(&self, shape: &Shape, wanted: ContextRange, held: usize) -> Vec<Notice> {
         let mut notices = Vec::new();
         let trained = self.program.hyperparameters.context_length;
         let wished = wanted.expected();
@@ -117,7 +115,7 @@ impl Draft<'_> {
             notices.push(Notice::ContextShortened {
                 context: shape.context,
                 wished,
-                held: self.context_held(wanted.most),
+                held,
                 needed_bytes: self.needed_bytes(wished),
             });
         }

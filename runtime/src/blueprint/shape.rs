@@ -216,10 +216,12 @@ impl Draft<'_> {
         }
     }
 
-    /// The longest context up to `most` that the budget holds; 0 if it holds none. What is said
-    /// of a budget is this number.
-    pub(super) fn context_held(&self, most: usize) -> usize {
-        let fits = |context| self.plan_for(self.with_chunk(context, CHUNK_MIN)).is_ok();
+    /// The longest context that the budget holds, up to what the model was trained for or the
+    /// range allows; 0 if it holds none. What is said of a budget is this number.
+    pub(super) fn context_held(&self) -> usize {
+        let trained = self.program.hyperparameters.context_length;
+        let most = self.context.most.max(trained.min(CONTEXT_MAX));
+        let fits = |context| self.needed_bytes(context) <= self.budget_bytes;
         match fits(1) {
             true => largest(1, most, 1, fits),
             false => 0,
@@ -228,10 +230,9 @@ impl Draft<'_> {
 
     /// The smallest budget that holds a context.
     pub(super) fn needed_bytes(&self, context: usize) -> u64 {
-        match self.plan_within(0, self.with_chunk(context, CHUNK_MIN)) {
-            Ok(_) => 0,
-            Err(error) => error.needed_bytes,
-        }
+        let items = self.items(self.with_chunk(context, CHUNK_MIN));
+        let bytes = items.iter().map(|item| item.bytes);
+        bytes.fold(self.weight_bytes_min, u64::saturating_add)
     }
 }
 

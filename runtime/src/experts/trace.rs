@@ -316,7 +316,7 @@ impl Trace {
         let mut hash = [0; 8];
         inner.read_exact(&mut hash).map_err(short_or)?;
         if hash != hasher.finish().to_le_bytes() {
-            let place = "somewhere: its checksum is another".to_owned();
+            let place = "somewhere: its checksum does not match".to_owned();
             return Err(TraceError::Damaged { place });
         }
         Ok(trace)

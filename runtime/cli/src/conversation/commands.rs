@@ -16,6 +16,8 @@ pub(super) struct Command {
     /// What follows the name, as the help shows it.
     arguments: &'static str,
     help: &'static str,
+    /// Whether it has something to do where texts are continued.
+    is_for_texts: bool,
     run: fn(&mut Talk, &str) -> anyhow::Result<Next>,
 }
 
@@ -47,6 +49,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &["?"],
         arguments: "",
         help: "list the commands and keys",
+        is_for_texts: true,
         run: help,
     },
     Command {
@@ -54,6 +57,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &["exit", "quit"],
         arguments: "",
         help: "leave",
+        is_for_texts: true,
         run: |_, _| Ok(Next::End),
     },
     Command {
@@ -61,6 +65,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "",
         help: "start over, with the same system prompt",
+        is_for_texts: false,
         run: clear,
     },
     Command {
@@ -68,6 +73,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "",
         help: "answer the last message again, with the next seed",
+        is_for_texts: true,
         run: regen,
     },
     Command {
@@ -75,6 +81,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "",
         help: "take back the last message and its answer",
+        is_for_texts: false,
         run: undo,
     },
     Command {
@@ -82,6 +89,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "[FILE]",
         help: "save the conversation; without FILE, to that of --session",
+        is_for_texts: false,
         run: save,
     },
     Command {
@@ -89,6 +97,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "[FILE]",
         help: "load a conversation; without FILE, that of --session",
+        is_for_texts: false,
         run: load,
     },
     Command {
@@ -96,6 +105,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "",
         help: "show what the last answer cost",
+        is_for_texts: true,
         run: stats,
     },
     Command {
@@ -103,6 +113,7 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "[NAME VALUE]",
         help: "change an option, such as temp 0.5; alone, show them",
+        is_for_texts: true,
         run: set,
     },
     Command {
@@ -110,12 +121,10 @@ const COMMANDS: [Command; 10] = [
         aliases: &[],
         arguments: "[TEXT]",
         help: "replace the system prompt; alone, show it",
+        is_for_texts: false,
         run: system,
     },
 ];
-
-/// Commands that have nothing to do where texts are continued.
-const OF_CONVERSATIONS: [&str; 5] = ["clear", "undo", "save", "load", "system"];
 
 /// Keys and marks, and what they do.
 const KEYS: [(&str, &str); 5] = [
@@ -138,7 +147,7 @@ impl Command {
     /// # Errors
     /// When it does not take what follows its name, or has nothing to work on.
     pub(super) fn run(&self, talk: &mut Talk, arguments: &str) -> anyhow::Result<Next> {
-        if talk.template.is_none() && !self.is_for_texts() {
+        if talk.template.is_none() && !self.is_for_texts {
             bail!(
                 "/{} is for conversations, and each text is continued on its own here; -cnv begins a conversation",
                 self.name
@@ -148,10 +157,6 @@ impl Command {
             bail!("/{} takes nothing after it, found {arguments:?}", self.name);
         }
         (self.run)(talk, arguments)
-    }
-
-    fn is_for_texts(&self) -> bool {
-        !OF_CONVERSATIONS.contains(&self.name)
     }
 
     /// Its names, as they are typed.
@@ -196,7 +201,7 @@ pub(super) fn meaning(line: &str) -> anyhow::Result<Meaning<'_>> {
 fn help(talk: &mut Talk, _: &str) -> anyhow::Result<Next> {
     let is_text = talk.template.is_none();
     let commands = COMMANDS.iter();
-    for command in commands.filter(|command| !is_text || command.is_for_texts()) {
+    for command in commands.filter(|command| !is_text || command.is_for_texts) {
         let usage = format!("{} {}", command.names(), command.arguments);
         tell(&format!("  {usage:<20} {}", command.help));
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 
-use super::super::{OutputError, notice, one_line, print, spinner, tell};
+use super::super::{OutputError, one_line, print, spinner, tell};
 use super::reasoning::{Part, Reasoning};
 
 const DIM: &str = "\x1b[2m";
@@ -27,20 +27,20 @@ pub(super) enum ColourChoice {
 /// What is shown of a model's thoughts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum ReasoningFormat {
-    /// As show on a terminal, as hide elsewhere
+    /// Like show on a terminal, like hide elsewhere
     Auto,
-    /// All of the answer as the model writes it
+    /// Print everything as the model writes it
     None,
-    /// Only how long they took
+    /// Print only how long it took
     Hide,
-    /// Dimmed, or between their marks where there are no colours
+    /// Print it dimmed, or between its marks where there are no colours
     #[value(alias = "deepseek", alias = "deepseek-legacy")]
     Show,
 }
 
 /// Whether there are colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Colours(bool);
+pub struct Colours(bool);
 
 impl Colours {
     pub(super) fn new(choice: ColourChoice) -> Self {
@@ -63,9 +63,14 @@ impl Colours {
 
     /// Says what has been done, dimmed.
     pub(super) fn note(self, text: &str) {
+        self.tell_dimmed(&format!("note: {}", one_line(text)));
+    }
+
+    /// Writes a line to standard error, dimmed if that is a terminal.
+    pub fn tell_dimmed(self, line: &str) {
         match self.0 && io::stderr().is_terminal() {
-            true => tell(&format!("{DIM}note: {}{RESET}", one_line(text))),
-            false => notice(text),
+            true => tell(&format!("{DIM}{line}{RESET}")),
+            false => tell(line),
         }
     }
 }

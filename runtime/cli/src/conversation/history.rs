@@ -57,7 +57,7 @@ impl History {
     fn check(&mut self, outcome: Result<(), ReadlineError>) {
         if let (Err(error), Some(path)) = (outcome, &self.0) {
             notice(&format!(
-                "{}: the history is not kept: {error}; --no-history keeps none",
+                "{}: the history cannot be kept: {error}; --no-history turns it off",
                 path.display()
             ));
             self.0 = None;

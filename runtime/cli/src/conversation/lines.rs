@@ -8,7 +8,8 @@ use anyhow::Context;
 use tokio::sync::mpsc::{self, Receiver};
 
 use super::super::interrupt::{EndSignal, Interrupts};
-use super::super::{notice, tell};
+use super::super::remedies::limit_in_options;
+use super::super::{edited_line, notice, tell};
 use super::display::Colours;
 use super::ended_by;
 use super::history::History;
@@ -143,6 +144,8 @@ impl Input {
 impl Drop for Input {
     fn drop(&mut self) {
         if let Some(terminal) = &mut self.terminal {
+            // What is said from now on comes after the line.
+            edited_line::end();
             terminal.quiet.end(terminal.is_awaited);
         }
     }
@@ -230,7 +233,7 @@ fn read_line(source: &mut impl BufRead, limit: &TextLimit) -> anyhow::Result<Opt
 }
 
 fn too_long(limit: &TextLimit) -> Entry {
-    let bytes = limit.bytes();
+    let (bytes, limit) = (limit.bytes(), limit_in_options(limit));
     Entry::Refused(format!("a message of over {bytes} bytes, and {limit}"))
 }
 

@@ -13,14 +13,17 @@ use super::super::answers::AnswerOptions;
 use super::super::escapes::Escapes;
 use super::super::interrupt::{EndSignal, Event, Interrupts};
 use super::super::progress::PromptBar;
-use super::super::remedies::limit_in_options;
+use super::super::remedies::{limit_in_options, longer_context};
 use super::super::{note_full_context, notice};
 use super::display::{Colours, Display, ReasoningFormat};
 use super::ended_by;
 use emel::internals::blueprint::Blueprint;
 use emel::internals::budget::in_binary_units;
 use emel::internals::request::check_biases;
-use emel::{Engine, Error, Prompt, Request, TokenStream, Usage, session_attachment};
+use emel::{
+    ContextRoom, Description, Engine, Error, Prompt, Request, TokenStream, Usage,
+    session_attachment,
+};
 
 /// The messages of a conversation that has not begun, in a session.
 const NO_MESSAGES: &str = "[]";
@@ -54,6 +57,7 @@ pub(super) struct Talk {
     /// Of no prompt yet.
     pub(super) request: Request,
     pub(super) sampler_room: SamplerRoom,
+    pub(super) context_room: ContextRoom,
     pub(super) conversation: Conversation,
     pub(super) context_full: ContextFull,
     pub(super) reasoning: ReasoningFormat,
@@ -154,7 +158,8 @@ impl Talk {
     /// # Errors
     /// When it is as long as the context.
     pub(super) fn check_system(&self, system: Option<&str>) -> anyhow::Result<()> {
-        check_system(system, &self.tokenizer, self.sampler_room.context)
+        let context = (self.sampler_room.context, &self.context_room);
+        check_system(system, &self.tokenizer, context)
     }
 
     /// Changes an option of the answers, from the next one on, and says so.
@@ -247,7 +252,7 @@ impl Talk {
         let is_own = |own: &PathBuf| is_same_file(own, path);
         if path.exists() && !own.into_iter().flatten().any(is_own) {
             bail!(
-                "{}: this file is there already, and not of this conversation; choose another name, or delete it first",
+                "{}: this file exists already and does not belong to this conversation; choose another name, or delete it first",
                 path.display()
             );
         }
@@ -324,7 +329,7 @@ impl Talk {
             self.conversation.push_message(assistant_message(&answer));
         }
         if let Some(usage) = stream.usage() {
-            self.take_note(usage, engine.description().context);
+            self.take_note(usage, engine.description());
         }
         match ending {
             Some(EndSignal::Interrupt) => Ok(Answered::Stopped),
@@ -429,7 +434,8 @@ impl Talk {
                 many => format!("the oldest {many} messages and their answers are"),
             };
             notice(&format!(
-                "the context of {context} tokens is full: {messages} dropped; -c sets a longer one"
+                "the context of {context} tokens is full: {messages} dropped; {}",
+                longer_context(context, &self.context_room)
             ));
         }
         Ok((stream, display))
@@ -466,7 +472,8 @@ impl Talk {
             Error::PromptTooLong {
                 prompt, context, ..
             } => anyhow!(
-                "{what} has {prompt} tokens and the context holds {context}; {remedy}, -c sets a longer context"
+                "{what} has {prompt} tokens and the context holds {context}; {remedy}; {}",
+                longer_context(context, &self.context_room)
             ),
             Error::PromptTooManyBytes { bytes, limit } => anyhow!(
                 "{what} has {bytes} bytes and {}; {remedy}",
@@ -477,8 +484,9 @@ impl Talk {
     }
 
     /// Keeps what an answer has cost, and says so if the context is full or nearly so.
-    fn take_note(&mut self, usage: &Usage, context: usize) {
-        note_full_context(usage, self.request.max_tokens, context);
+    fn take_note(&mut self, usage: &Usage, engine: &Description) {
+        let context = engine.context;
+        note_full_context(usage, self.request.max_tokens, engine);
         let used = usage.prompt_tokens + usage.generated_tokens;
         let is_nearly_full = (context * 4 / 5..=context).contains(&used);
         if is_nearly_full && !self.is_warned && self.template.is_some() {
@@ -487,7 +495,8 @@ impl Talk {
                 ContextFull::Stop => "/clear starts over",
             };
             notice(&format!(
-                "{used} of the context's {context} tokens are used; {then}, -c sets a longer one"
+                "{used} of the context's {context} tokens are used; {then}; {}",
+                longer_context(context, &self.context_room)
             ));
         }
         self.is_warned = is_nearly_full;
@@ -499,12 +508,13 @@ impl Talk {
 pub(super) fn check_system(
     system: Option<&str>,
     tokenizer: &Tokenizer,
-    context: usize,
+    (context, room): (usize, &ContextRoom),
 ) -> anyhow::Result<()> {
     let tokens = system.map_or(0, |text| prompt_ids(tokenizer, text).len());
     if tokens >= context {
         bail!(
-            "the system prompt has {tokens} tokens and the context holds {context}; shorten it, or set a longer context with -c (which may need a larger --ram-budget)"
+            "the system prompt has {tokens} tokens and the context holds {context}; shorten it; {}",
+            longer_context(context, room)
         );
     }
     Ok(())

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 
 use anyhow::Context;
 use nix::sys::termios::{
@@ -17,10 +18,10 @@ use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{
     Behavior, Cmd, ColorMode, ConditionalEventHandler, Config, Editor, Event, EventContext,
-    EventHandler, Helper, KeyCode, KeyEvent, Modifiers, Movement, RepeatCount,
+    EventHandler, ExternalPrinter, Helper, KeyCode, KeyEvent, Modifiers, Movement, RepeatCount,
 };
 
-use super::super::notice;
+use super::super::{edited_line, notice};
 use super::display::Colours;
 use super::history::History;
 use super::lines::is_open;
@@ -86,6 +87,8 @@ pub(super) struct LineEditor {
     /// Whether Ctrl-D has cancelled a message.
     is_cancelled: Arc<AtomicBool>,
     history: History,
+    /// Takes lines to write above the one that is edited, where both are on the terminal.
+    above: Option<Sender<String>>,
 }
 
 impl LineEditor {
@@ -115,10 +118,13 @@ impl LineEditor {
         let alt_enter = KeyEvent(KeyCode::Enter, Modifiers::ALT);
         editor.bind_sequence(alt_enter, EventHandler::Simple(Cmd::Newline));
         history.load(&mut editor);
+        let printer = editor.create_external_printer().ok();
+        let printer = printer.filter(|_| io::stderr().is_terminal());
         Ok(Self {
             editor,
             is_cancelled,
             history,
+            above: printer.map(relayed),
         })
     }
 
@@ -129,7 +135,10 @@ impl LineEditor {
     pub(super) fn read(&mut self) -> anyhow::Result<Typed> {
         let mut is_leaving = false;
         loop {
-            match self.editor.readline(PROMPT) {
+            edited_line::begin(self.above.clone());
+            let line = self.editor.readline(PROMPT);
+            edited_line::end();
+            match line {
                 Ok(text) => {
                     // A history that refuses a line is no reason to stop.
                     let _ = self.editor.add_history_entry(&text);
@@ -155,6 +164,19 @@ impl LineEditor {
             }
         }
     }
+}
+
+/// Hands lines on to the editor from a thread of its own: it may not take one before a key is
+/// pressed, and who says something does not wait for that.
+fn relayed(mut printer: impl ExternalPrinter + Send + 'static) -> Sender<String> {
+    let (above, lines) = channel();
+    std::thread::spawn(move || {
+        for line in lines {
+            // There is no other place to say it.
+            let _ = printer.print(line);
+        }
+    });
+    above
 }
 
 /// Ctrl-C: clears a line; in an empty one it does what it else does.

@@ -24,7 +24,7 @@ pub(super) struct Machine {
     pub(super) cgroup: CgroupState,
     pub(super) available_bytes: Option<u64>,
     pub(super) huge_pages: Option<String>,
-    /// `None` where there is no limit, or none that is told.
+    /// `None` where there is no limit, or none that is known.
     pub(super) locked_memory_limit_bytes: Option<u64>,
 }
 

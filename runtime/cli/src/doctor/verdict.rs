@@ -145,16 +145,16 @@ mod tests {
     #[test]
     fn usual_models_are_judged_by_what_does_not_fit() {
         let drive = Drive::default();
-        let told = of_usual_models(Some(2.0 * 1024.0_f64.powi(3)), Some(8 << 30), &drive);
+        let verdict = of_usual_models(Some(2.0 * 1024.0_f64.powi(3)), Some(8 << 30), &drive);
         // 18.19e9 bytes, of which 7 GiB stay.
         let expected = "in 8.0 GiB, a model of 8B parameters (4.5 GiB in Q4_K_M) fits, and a dense \
                         model of 30B parameters (16.9 GiB in Q4_K_M) makes 0.20 tokens/s at most; \
                         the drive gives 2.0 GiB/s";
-        assert_eq!(told, expected);
-        let told = of_usual_models(None, Some(4 << 30), &drive);
+        assert_eq!(verdict, expected);
+        let verdict = of_usual_models(None, Some(4 << 30), &drive);
         assert!(
-            told.contains("of 8B parameters (4.5 GiB in Q4_K_M) reads 1.0 GiB for each token"),
-            "{told}"
+            verdict.contains("of 8B parameters (4.5 GiB in Q4_K_M) reads 1.0 GiB for each token"),
+            "{verdict}"
         );
     }
 }

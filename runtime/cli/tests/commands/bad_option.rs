@@ -15,7 +15,7 @@ fn wrong_usage_is_one_line_and_status_2() {
     for (arguments, expected) in [
         (
             "",
-            "standard input is empty, expected one, as -p TEXT or -f FILE",
+            "standard input is empty, expected a text; give one with -p TEXT or -f FILE",
         ),
         ("-p a -f b", "cannot be used with"),
         ("-p a -n -3", "-3 is not in"),
@@ -46,15 +46,15 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("-p a -t 100000", "-t is 100000, expected 1 to 1024 threads"),
         (
             "-p a another.gguf",
-            "'another.gguf' is one argument too many; one model is taken",
+            "'another.gguf' is one argument too many; emel takes one model",
         ),
         (
             "-p a -m another.gguf",
-            "'another.gguf' is one argument too many; one model is taken",
+            "'another.gguf' is one argument too many; emel takes one model",
         ),
         (
             "hello",
-            "'hello' is one argument too many; one model is taken, and a text is given as -p",
+            "'hello' is one argument too many; emel takes one model; give a text as -p",
         ),
         (
             "-cnv --chat-template llama3",
@@ -312,7 +312,7 @@ fn texts_that_cannot_be_read_are_refused() {
     fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let expected = ["prompt.txt", "over 64.0 MiB of text"];
     refusal(emel("tokenize", &llama(), ["-f", name]), 1, &expected);
-    let expected = ["prompt.txt", "50 tokens of the context hold", "(-c)"];
+    let expected = ["prompt.txt", "at most fit the context of 50 tokens", "(-c)"];
     refusal(emel_run(&llama(), ["-f", name, "-c", "50"]), 1, &expected);
     let expected = [
         "prompt.txt",

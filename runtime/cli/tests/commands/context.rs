@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{emel_run, fixture, llama, refusal, result, words};
+use crate::{command, emel_run, fixture, llama, refusal, result, words};
 
 /// The small phi3, whose rotary factors change beyond `original` tokens.
 fn long_rope(folder: &TempDir, original: u32, trained: u32) -> PathBuf {
@@ -159,13 +159,17 @@ fn what_a_budget_holds_is_one_number_whoever_says_it() {
         matches!(too_long, Error::BudgetTooSmall { context_held, .. } if context_held == held),
         "{too_long}"
     );
+    assert_eq!(
+        (open.context_room.held, long.context_room.held),
+        (held, held)
+    );
     let beyond = planned(&model, unasked(needed_bytes), 1_000_001, Some(1)).unwrap_err();
-    let told = beyond.to_string();
+    let message = beyond.to_string();
     let parts = [
         "the prompt has 1000001 tokens and the context holds 1000000, of which a RAM budget of ",
         &format!("M holds {held}; shorten it, or raise the budget and the context"),
     ];
-    assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+    assert!(parts.iter().all(|part| message.contains(part)), "{message}");
 }
 
 #[test]
@@ -174,7 +178,7 @@ fn a_prompt_that_the_budget_does_not_hold_is_refused_with_what_it_holds() {
     let model = Model::llama().with("llama.context_length", Field::U32(1_000_000));
     let model = model.write(&folder);
     let refused = planned(&model, unasked(16 << 20), 200_000, Some(100)).unwrap_err();
-    let told = refused.to_string();
+    let message = refused.to_string();
     let Error::BudgetTooSmall {
         context,
         context_held,
@@ -182,19 +186,83 @@ fn a_prompt_that_the_budget_does_not_hold_is_refused_with_what_it_holds() {
         ..
     } = refused
     else {
-        panic!("{told}");
+        panic!("{message}");
     };
     assert_eq!(context, 200_000);
-    assert!(told.contains("shorten the prompt"), "{told}");
+    assert!(message.contains("shorten the prompt"), "{message}");
     assert!(
-        told.contains(&format!("16M hold {context_held} tokens")),
-        "{told}"
+        message.contains(&format!("16M hold {context_held} tokens")),
+        "{message}"
     );
     // Both are as said.
     planned(&model, unasked(16 << 20), context_held, Some(0)).unwrap();
     planned(&model, unasked(16 << 20), context_held + 1, Some(0)).unwrap_err();
     planned(&model, unasked(needed_bytes), context, Some(100)).unwrap();
     planned(&model, unasked(needed_bytes - 1), context, Some(100)).unwrap_err();
+}
+
+#[test]
+fn a_text_that_is_refused_by_its_bytes_is_told_what_the_budget_holds() {
+    let asked = |bytes: usize| {
+        let settings = Settings {
+            context: Some(12_000),
+            ..unasked(15 << 20)
+        };
+        let request = |_: &PromptForm<'_>| {
+            let expected = ExpectedRequest {
+                prompt: Some(Prompt::Text("a".repeat(bytes))),
+                renders: false,
+                answer_tokens: None,
+                session: None,
+            };
+            Ok::<_, Error>((expected, ()))
+        };
+        Blueprint::for_request(&llama(), settings, request).unwrap_err()
+    };
+    let Error::BudgetTooSmall { context_held, .. } = asked(5) else {
+        panic!("15 MiB are enough");
+    };
+    let message = asked(200_000).to_string();
+    let expected = format!(
+        "at most fit the context of 12000 tokens, of which a RAM budget of 15M holds {context_held}; shorten it, or raise the budget and the context"
+    );
+    assert!(message.ends_with(&expected), "{message}");
+}
+
+#[test]
+fn a_full_context_is_said_to_be_longer_with_c_or_with_a_larger_budget() {
+    let folder = TempDir::new().unwrap();
+    let model = Model::llama().with("llama.context_length", Field::U32(100_000));
+    let model = model.write(&folder);
+    let notes = |context: &str, budget: &str| {
+        let mut run = command("emel-run");
+        run.arg(&model)
+            .args(["-c", context, "--ram-budget", budget]);
+        let output = run.args(words("-p hello -n -1 --ignore-eos --temp 0"));
+        String::from_utf8(output.output().unwrap().stderr).unwrap()
+    };
+    let number = |text: &str, before: &str| -> usize {
+        let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("{text}"));
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap();
+        digits.parse().unwrap()
+    };
+    let refused = notes("64", "1M");
+    let budget = format!("{}M", number(&refused, "smallest that works is "));
+    let longer = notes("64", &budget);
+    let held = number(
+        &longer,
+        "context of 64 tokens is full; -c sets a longer one, up to ",
+    );
+    let no_longer = notes(&held.to_string(), &budget);
+    let expected = format!(
+        "context of {held} tokens is full; a RAM budget of {budget} holds {held}, and -c {} needs --ram-budget ",
+        2 * held
+    );
+    let needed = number(&no_longer, &expected);
+    let twice = (2 * held).to_string();
+    let notes = |budget: usize| notes(&twice, &format!("{budget}M"));
+    assert!(notes(needed).contains(&format!("context of {twice} tokens is full")));
+    assert!(notes(needed - 1).contains(&format!("smallest that works is {needed}M")));
 }
 
 #[test]
@@ -231,10 +299,10 @@ fn rotary_factors_depend_on_the_context_that_was_asked_for_alone() {
     assert_eq!(short, bits(Blueprint::new(&model, asked(4096)).unwrap()));
     assert_ne!(short, bits(Blueprint::new(&model, asked(4097)).unwrap()));
     let refused = planned(&model, unasked(64 << 20), 5000, Some(1)).unwrap_err();
-    let told = refused.to_string();
+    let message = refused.to_string();
     let expected =
         "the prompt has 5000 tokens and the context holds 4096; shorten it or raise the context";
-    assert_eq!(told, expected);
+    assert_eq!(message, expected);
     planned(&model, asked(6000), 5000, Some(1)).unwrap();
 
     // Those of long contexts where a usual context is one.
@@ -287,9 +355,10 @@ fn a_budget_that_holds_a_shorter_context_says_so_of_one_that_was_asked_for() {
         context: Some(200_000),
         ..unasked(0)
     };
-    let told = Blueprint::new(&llama(), small).unwrap_err().to_string();
+    let message = Blueprint::new(&llama(), small).unwrap_err().to_string();
     assert!(
-        told.contains(", and 16M hold ") && told.ends_with("raise the budget or lower the context"),
-        "{told}"
+        message.contains(", and 16M hold ")
+            && message.ends_with("raise the budget or lower the context"),
+        "{message}"
     );
 }

@@ -73,7 +73,7 @@ fn say(child: &mut Child, text: &str) {
 }
 
 /// A conversation of these lines.
-fn talk(model: &Path, arguments: &[&str], lines: &str) -> Output {
+pub(crate) fn talk(model: &Path, arguments: &[&str], lines: &str) -> Output {
     let mut child = start(model, arguments);
     say(&mut child, lines);
     // Waiting closes standard input.
@@ -84,7 +84,7 @@ fn interrupt(child: &Child) {
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
 }
 
-const SMALL: [&str; 4] = ["--ram-budget", "256M", "--chat-template", "chatml"];
+pub(crate) const SMALL: [&str; 4] = ["--ram-budget", "256M", "--chat-template", "chatml"];
 
 #[test]
 fn a_real_model_answers_each_line_in_the_light_of_those_before() {
@@ -259,35 +259,6 @@ fn an_interrupt_between_answers_ends_the_conversation() {
 }
 
 #[test]
-fn a_conversation_too_long_for_the_context_is_told_and_the_next_one_answered() {
-    let lines = format!("{}\nhi\n", "too long ".repeat(200));
-    let arguments = [&SMALL[..], &["-c", "256", "-n", "4", "--ignore-eos"]].concat();
-    let output = talk(&llama(), &arguments, &lines);
-    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(notes.contains("error: the message has "), "{notes}");
-    assert!(
-        notes.contains("the context holds 256; shorten it, -c sets a longer context"),
-        "{notes}"
-    );
-    assert!(notes.ends_with("error: a line failed; the error above says why\n"));
-    assert_eq!(output.status.code(), Some(1));
-    assert!(!output.stdout.is_empty(), "{notes}");
-    let arguments = [&arguments[..], &["-st", "-p", &lines]].concat();
-    let refused = talk(&llama(), &arguments, "");
-    refusal(refused, 1, &["the context holds 256"]);
-}
-
-#[test]
-fn a_full_context_is_told() {
-    let output = emel_run(&llama(), words("-p hello -n -1 -c 64 --ignore-eos"));
-    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
-    let expected = "note: stopped because the context of 64 tokens is full; -c sets a longer one\n";
-    assert_eq!(notes, expected);
-    let output = emel_run(&llama(), words("-p hello -n 61 -c 64 --ignore-eos"));
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-}
-
-#[test]
 fn lines_that_are_no_message_are_refused_and_the_next_one_answered() {
     let arguments = [&SMALL[..], &["-c", "256", "-n", "4", "--ignore-eos"]].concat();
     let mut child = start(&llama(), &arguments);
@@ -300,7 +271,7 @@ fn lines_that_are_no_message_are_refused_and_the_next_one_answered() {
     let refused = [
         "error: byte 0 of a message is not UTF-8",
         "error: a message of over ",
-        "256 tokens of the context hold ",
+        "at most fit the context of 256 tokens",
         "2 lines failed",
     ];
     for expected in refused {
@@ -332,7 +303,7 @@ fn options_of_a_conversation_belong_to_one() {
         ("-cnv --chat-template-kwargs []", "expected a JSON object"),
         (
             "-no-cnv",
-            "standard input is empty, expected one, as -p TEXT or -f FILE",
+            "standard input is empty, expected a text; give one with -p TEXT or -f FILE",
         ),
         (
             "-cnv --chat-template a --chat-template-file b",
@@ -466,57 +437,6 @@ fn thoughts_are_hidden_unless_they_are_asked_for_and_can_be_turned_off() {
 }
 
 #[test]
-fn the_oldest_messages_make_room_when_the_context_is_full() {
-    let folder = TempDir::new().unwrap();
-    let model = chatty_llama(&folder, ROLES);
-    let lines = "the first message\nthe second message\nthe third message\nthe fourth message\n";
-    let whole = piped(&model, "-cnv -c 400 -sys system", lines);
-    assert_eq!(notes(&whole), "");
-    let found = piped(&model, "-cnv -c 64 -sys system", lines);
-    let stderr = notes(&found);
-    assert!(
-        stderr.contains(
-            "context of 64 tokens is full: the oldest message and its answer are dropped; -c sets"
-        ),
-        "{stderr}"
-    );
-    let stopped = piped(&model, "-cnv -c 64 -sys system --context-full stop", lines);
-    let stderr = String::from_utf8_lossy(&stopped.stderr).into_owned();
-    assert_eq!(stopped.status.code(), Some(1), "{stderr}");
-    assert!(
-        stderr.contains("tokens and the context holds 64; /clear starts over"),
-        "{stderr}"
-    );
-}
-
-#[test]
-fn a_context_that_is_nearly_full_is_noted_once() {
-    let folder = TempDir::new().unwrap();
-    let model = chatty_llama(&folder, ROLES);
-    let statistics = folder.path().join("statistics");
-    let counted = format!("-cnv --stats-json {}", statistics.display());
-    assert_eq!(notes(&piped(&model, &counted, "hello\n")), "");
-    let usage: Value = serde_json::from_slice(&fs::read(&statistics).unwrap()).unwrap();
-    let count = |name: &str| usage[name].as_u64().unwrap();
-    let used = count("prompt_tokens") + count("generated_tokens");
-    let stderr = notes(&piped(
-        &model,
-        &format!("-cnv -c {}", used + 2),
-        "hello\n/regen\n",
-    ));
-    let expected = format!(
-        "note: {used} of the context's {} tokens are used; the oldest messages are dropped when it is full, -c sets a longer one\n",
-        used + 2
-    );
-    let (warned, again) = stderr.split_at(expected.len());
-    assert_eq!(warned, expected);
-    assert!(again.starts_with("note: answering again, with seed "));
-    assert_eq!(again.lines().count(), 1, "{again}");
-    let single = piped(&model, &format!("-c {}", used + 2), "hello");
-    assert_eq!(notes(&single), "");
-}
-
-#[test]
 fn a_session_keeps_a_conversation_for_the_next_run() {
     let folder = TempDir::new().unwrap();
     let model = chatty_llama(&folder, ROLES);
@@ -564,45 +484,4 @@ fn a_session_keeps_a_conversation_for_the_next_run() {
     damaged[at] = b'j';
     fs::write(&path, damaged).unwrap();
     refusal(piped(&model, &session, "more"), 1, &["damaged or cut off"]);
-}
-
-#[test]
-fn a_system_prompt_as_long_as_the_context_is_refused_before_any_message() {
-    let folder = TempDir::new().unwrap();
-    let model = chatty_llama(&folder, ROLES);
-    let long = "be brief ".repeat(100);
-    let start = |arguments: &[&str], text: &str| {
-        let arguments = [&["--ram-budget", "64M", "-c", "64"][..], arguments].concat();
-        talk(&model, &arguments, text)
-    };
-    let expected = [
-        "the system prompt has ",
-        "and the context holds 64; shorten it, or set a longer context with -c",
-    ];
-    refusal(start(&["-sys", &long], "hello\n"), 1, &expected);
-    refusal(start(&["-sys", &long, "-p", "hello"], ""), 1, &expected);
-    let output = start(&[], &format!("/system {long}\n"));
-    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        expected.iter().all(|part| stderr.contains(part)),
-        "{stderr}"
-    );
-    assert_eq!(output.status.code(), Some(1));
-}
-
-#[test]
-fn a_message_to_a_saved_conversation_leaves_room_for_what_was_said() {
-    let folder = TempDir::new().unwrap();
-    let model = Model::llama()
-        .with("tokenizer.chat_template", Field::string(ROLES))
-        .with("llama.context_length", Field::U32(10_000))
-        .write(&folder);
-    let [session, statistics] = ["session", "statistics"].map(|name| folder.path().join(name));
-    let options = format!("--session {} -n 4", session.display());
-    result(piped(&model, &options, &"a long story ".repeat(100)));
-    let options = format!("{options} --stats-json {}", statistics.display());
-    let again = piped(&model, &options, "and then?");
-    assert!(!notes(&again).contains("dropped"), "{}", notes(&again));
-    let found: Value = serde_json::from_slice(&std::fs::read(statistics).unwrap()).unwrap();
-    assert!(found["resumed_tokens"].as_u64() > Some(600), "{found}");
 }

@@ -123,8 +123,9 @@ fn a_conversation_replaces_no_file_but_its_own() {
     ] {
         let output = piped(&model, "-cnv", &lines);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        let expected =
-            format!("error: {one}: this file is there already, and not of this conversation;");
+        let expected = format!(
+            "error: {one}: this file exists already and does not belong to this conversation;"
+        );
         assert!(stderr.contains(&expected), "{stderr}");
         assert_eq!(output.status.code(), Some(1));
     }

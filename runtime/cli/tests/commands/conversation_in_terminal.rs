@@ -44,8 +44,7 @@ fn a_whole_conversation_in_a_terminal() {
     };
     let folder = TempDir::new().unwrap();
     let session = folder.path().join("session");
-    let saved = folder.path().join("saved");
-    let saved = saved.display();
+    let saved = format!("{}/saved", folder.path().display());
     let options = "--ram-budget 512M -c 1024 -n 10";
     let question = "What is the capital of France?";
     let paris = answer(&model, &folder, options, question);
@@ -58,6 +57,10 @@ fn a_whole_conversation_in_a_terminal() {
     terminal.wait_for("\x1b[1;32m> \x1b[0m");
     terminal.wait_for(question);
     terminal.wait_for(&paris);
+    // What the answer took is dimmed, as are notes.
+    let dimmed = terminal.wait_for(" tokens/s, first after ");
+    assert!(dimmed.starts_with("\x1b[2m"), "{dimmed:?}");
+    terminal.wait_for("\x1b[0m\r\n");
     terminal.press("/help\r");
     terminal.wait_for("/regen");
     terminal.wait_for("Alt-Enter");
@@ -90,19 +93,7 @@ fn a_whole_conversation_in_a_terminal() {
     terminal.press(&format!("/load {saved}\r"));
     terminal.wait_for("note: loaded 3 messages from ");
 
-    // Typed ahead: the answer stays whole, and then the lines are taken in their order.
-    terminal.press("/set n 40\r/set ignore-eos\rTell me a story.\r/undo\r/set n 5\r/set\r");
-    terminal.wait_for("took back: Tell me a story.");
-    terminal.wait_for("predict 5");
-    // Ctrl-C stops an answer.
-    terminal.press("/set n 900\r");
-    terminal.press("Count to a thousand.\r");
-    terminal.wait_for("Count to a thousand.");
-    terminal.wait_for("\r\n");
-    terminal.wait_for(" ");
-    terminal.press("\x03");
-    terminal.press("/set n 6\r/set\r");
-    terminal.wait_for("predict 6");
+    typed_ahead_and_interrupted(&mut terminal);
     terminal.press("/bye\r");
     let (status, transcript) = terminal.end();
     assert_eq!(status, Some(0), "{transcript}");
@@ -116,6 +107,22 @@ fn a_whole_conversation_in_a_terminal() {
     terminal.wait_for(&format!("took back: {question}"));
     terminal.press("\x04");
     assert_eq!(terminal.end().0, Some(0));
+}
+
+fn typed_ahead_and_interrupted(terminal: &mut Terminal) {
+    // The answer stays whole, and then the lines are taken in their order.
+    terminal.press("/set n 40\r/set ignore-eos\rTell me a story.\r/undo\r/set n 5\r/set\r");
+    terminal.wait_for("took back: Tell me a story.");
+    terminal.wait_for("predict 5");
+    // Ctrl-C stops an answer.
+    terminal.press("/set n 900\r");
+    terminal.press("Count to a thousand.\r");
+    terminal.wait_for("Count to a thousand.");
+    terminal.wait_for("\r\n");
+    terminal.wait_for(" ");
+    terminal.press("\x03");
+    terminal.press("/set n 6\r/set\r");
+    terminal.wait_for("predict 6");
 }
 
 #[test]
@@ -156,8 +163,10 @@ fn keys_edit_lines_and_end_a_conversation() {
     terminal.press("/undo\r");
     terminal.wait_for("there is no message to take back");
     // Ctrl-C twice at an empty line leaves.
+    terminal.wait_for("> ");
     terminal.press("\x03");
     terminal.wait_for("Ctrl-C again leaves");
+    terminal.wait_for("> ");
     terminal.press("\x03");
     assert_eq!(terminal.end().0, Some(0));
 
@@ -186,7 +195,7 @@ fn a_base_model_goes_on_with_each_text_that_is_typed() {
     let mut alone = run(&model, &folder, "--ram-budget 64M -n 8 --ignore-eos");
     let expected = result(alone.args(["-p", "hello"]).output().unwrap()).replace('\n', "\r\n");
     let mut terminal = Terminal::start(&run(&model, &folder, &options));
-    terminal.wait_for("note: this is a base model (no chat template): it goes on with each text");
+    terminal.wait_for("note: this is a base model (no chat template): it continues each text");
     terminal.wait_for("/help lists the commands");
     // A text does not know the one before it.
     terminal.press("hello\rhello\r");

@@ -35,8 +35,8 @@ fn the_machine_is_described_whatever_the_path() {
         ),
     ] {
         let found = doctor(path);
-        let told = found["drive"]["problem"].as_str().unwrap();
-        assert!(told.contains(problem), "{told}");
+        let reported = found["drive"]["problem"].as_str().unwrap();
+        assert!(reported.contains(problem), "{reported}");
         let machine = &found["machine"];
         assert!(machine["processors"].as_u64() > Some(0));
         assert!(machine["kernel"].is_string() && machine["kernels"]["name"].is_string());
@@ -60,8 +60,8 @@ fn what_is_no_model_is_an_error_and_the_machine_is_described() {
         let message = String::from_utf8(output.stderr).unwrap();
         assert!(message.contains(expected), "{message}");
         let found: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let told = found["drive"]["problem"].as_str().unwrap();
-        assert!(told.contains(expected), "{told}");
+        let reported = found["drive"]["problem"].as_str().unwrap();
+        assert!(reported.contains(expected), "{reported}");
         assert!(found["machine"]["processors"].as_u64() > Some(0));
     }
 }
@@ -98,8 +98,8 @@ fn the_verdict_comes_first_and_is_about_the_model_and_the_budget() {
         text.lines().next().unwrap().to_owned()
     };
     let verdict = first(&llama(), "--ram-budget 64M");
-    let (told, rest) = verdict.split_once("about ").unwrap();
-    assert_eq!(told, "this model fits in 64.0 MiB: ");
+    let (before, rest) = verdict.split_once("about ").unwrap();
+    assert_eq!(before, "this model fits in 64.0 MiB: ");
     assert!(
         rest.ends_with(" tokens/s; the drive does not matter"),
         "{verdict}"
@@ -119,8 +119,8 @@ fn the_verdict_comes_first_and_is_about_the_model_and_the_budget() {
 
 #[test]
 fn the_smallest_budget_is_the_one_that_a_plan_names() {
-    let smallest = |told: &str| {
-        let (_, rest) = told.split_once("smallest that works is ").unwrap();
+    let smallest = |text: &str| {
+        let (_, rest) = text.split_once("smallest that works is ").unwrap();
         rest.split_once(';').unwrap().0.to_owned()
     };
     let verdict = result(emel("doctor", &gemma(), words("--ram-budget 1M")));
@@ -167,10 +167,10 @@ fn a_model_with_holes_is_not_measured_and_nothing_of_it_kept() {
         .env("XDG_CACHE_HOME", cache.path());
     let found: Value =
         serde_json::from_str(&result(asked.arg("--json").output().unwrap())).unwrap();
-    let told = found["drive"]["problem"].as_str().unwrap();
+    let problem = found["drive"]["problem"].as_str().unwrap();
     assert!(
-        told.contains("are holes, which no drive is read for"),
-        "{told}"
+        problem.contains("are holes, which no drive is read for"),
+        "{problem}"
     );
     assert_eq!(found["drive"]["points"], serde_json::json!([]));
     let kept: Vec<_> = fs::read_dir(cache.path().join("emel")).unwrap().collect();
@@ -204,8 +204,8 @@ fn a_folder_that_cannot_be_read_is_told_as_such() {
         return;
     }
     let found = doctor(folder.path());
-    let told = found["drive"]["problem"].as_str().unwrap();
-    assert!(told.contains("Permission denied"), "{told}");
+    let problem = found["drive"]["problem"].as_str().unwrap();
+    assert!(problem.contains("Permission denied"), "{problem}");
 }
 
 #[test]
@@ -333,8 +333,8 @@ fn what_doctor_measures_is_kept_and_predicts() {
     assert_eq!(kept.len(), 2, "{found}");
     let drive = fs::read_to_string(kept[0].as_str().unwrap()).unwrap();
     assert_eq!(drive.matches("point ").count(), points.len(), "{drive}");
-    let told = result(plan(&model, cache.path(), "64M"));
-    assert!(told.contains("per token: about "), "{told}");
+    let output = result(plan(&model, cache.path(), "64M"));
+    assert!(output.contains("per token: about "), "{output}");
 
     let text = |arguments: &str| {
         let mut asked = command("emel");
@@ -347,8 +347,8 @@ fn what_doctor_measures_is_kept_and_predicts() {
     };
     let (plain, verbose) = (text(""), text("-v"));
     let verdict = plain.lines().next().unwrap();
-    let told = "this model does not fit in 64.0 MiB and runs all the same: about ";
-    assert!(verdict.starts_with(told), "{verdict}");
+    let expected = "this model does not fit in 64.0 MiB and runs all the same: about ";
+    assert!(verdict.starts_with(expected), "{verdict}");
     assert!(
         verdict.contains(" MiB for each token, and the drive gives ")
             && verdict.ends_with(" GiB/s"),

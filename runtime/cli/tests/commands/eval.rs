@@ -70,12 +70,12 @@ fn a_long_text_is_scored_in_chunks_of_which_the_second_half_counts() {
         notes,
         "note: the last 3 of 15 tokens fill no chunk and are left out\n"
     );
-    let told = result(output);
+    let output = result(output);
     assert!(
-        told.contains("15 tokens, 4 scored in 2 chunks: mean"),
-        "{told}"
+        output.contains("15 tokens, 4 scored in 2 chunks: mean"),
+        "{output}"
     );
-    assert!(told.contains(" ± "), "{told}");
+    assert!(output.contains(" ± "), "{output}");
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn a_model_is_described() {
         "architecture  llama\n",
         "heads         ",
         "chat template default, rag; 14 bytes\n",
-        "all weights stay, nothing streams",
+        "all weights stay in memory, nothing is\n",
     ] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
@@ -83,7 +83,10 @@ fn a_model_is_described() {
 #[test]
 fn what_streams_and_what_stays_is_told() {
     let text = described(emel("info", &gemma(), words("--io pread --ram-budget 64M")));
-    assert!(text.contains(": all 336 KiB of weights stay; KV"), "{text}");
+    assert!(
+        text.contains(": all 336 KiB of weights stay in memory; KV"),
+        "{text}"
+    );
     let Some(model) = real_model(SMOLLM2) else {
         return;
     };
@@ -91,7 +94,7 @@ fn what_streams_and_what_stays_is_told() {
     assert!(text.contains(" M, "), "{text}");
     assert!(text.contains("in a budget of 64.0 MiB: "), "{text}");
     assert!(
-        text.contains(" MiB stream for each token; KV cache of "),
+        text.contains(" MiB are read for each token; KV cache of "),
         "{text}"
     );
 }
@@ -216,7 +219,17 @@ fn a_bad_environment_is_not_the_models_fault() {
 #[test]
 fn a_model_that_does_not_run_within_the_budget_is_described_and_told_why() {
     let (text, message) = info_of_refused(&llama(), "--ram-budget 1M");
-    assert!(message.contains("the smallest that works is"), "{message}");
+    let (_, smallest) = message.split_once("the smallest that works is ").unwrap();
+    let smallest: u64 = smallest.split_once('M').unwrap().0.parse().unwrap();
+    // It is that of the run, which holds a conversation with this model.
+    let run = |mebibytes: u64| {
+        let mut run = command("emel");
+        run.arg("run").arg(llama()).args(words("-st -n 500 -p hi"));
+        run.args(["--ram-budget", &format!("{mebibytes}M")]);
+        run.output().unwrap()
+    };
+    result(run(smallest));
+    refusal(run(smallest - 1), 1, &["the smallest that works is"]);
     assert!(
         text.contains("runs          not within this budget"),
         "{text}"

@@ -67,7 +67,7 @@ fn a_file_that_reaches_its_limit_is_an_error_and_leaves_nothing_behind() {
 
 #[test]
 fn memory_that_is_there_and_refused_is_said_to_be_limited() {
-    let arguments = "-p hello -n 2 --ram-budget 1G -c 400000 --kv f32";
+    let arguments = "-no-cnv -p hello -n 2 --ram-budget 1G -c 400000 --kv f32";
     let output = limited("-v 100000", arguments);
     let notes = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{notes}");

@@ -10,6 +10,7 @@ mod bad_option;
 mod context;
 mod conversation;
 mod conversation_commands;
+mod conversation_context;
 mod conversation_in_terminal;
 mod doctor;
 mod eval;

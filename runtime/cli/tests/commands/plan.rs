@@ -196,8 +196,8 @@ fn a_mixture_has_a_row_as_well() {
 #[test]
 fn a_model_that_fits_has_the_speed_of_the_processor() {
     let text = result(plan_with_rates(&llama(), &["F32"], "--ram-budget 64M"));
-    let told = "the model fits: nothing is read per token, about ";
-    assert!(text.contains(told), "{text}");
+    let expected = "the model fits: nothing is read per token, about ";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]
