@@ -5,9 +5,8 @@ use std::cmp::Ordering;
 use minijinja::{Error, State, Value};
 
 use super::attributes;
-use super::filters::escaped;
 use super::format;
-use super::text::{Text, text_of};
+use super::text::{Text, escaped, text_of};
 use super::values::{
     Kind, charge, check_key, contains, equal, error, items, kind, list, order, tuple, unsupported,
 };
