@@ -1,12 +1,8 @@
 //! The environment of chat templates: jinja2's, with what Hugging Face's transformers adds.
 
-use std::sync::LazyLock;
-
-use fancy_regex::Regex;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ZonedDateTime};
 use minijinja::functions::dict;
-use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Value, ValueOrKwargs, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
@@ -14,22 +10,16 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
 use super::error::{ChatError, Raised};
 use super::json;
 use super::operators::{self, OPERATORS};
+use super::source::{self, SAME};
 use super::text::text_of;
 use super::values::{Kind, kind, range, unsupported};
 use super::{filters, machine, methods, tests};
 
 const NAME: &str = "chat template";
 
-/// A filter that changes nothing.
-const SAME: &str = "emel_same";
-
 /// Templates longer than this are no chat templates; those of the large families have
 /// some 20 kB.
 const SOURCE_BYTES_MAX: usize = 128 << 10;
-
-/// Expressions with more words and signs are in no chat template; the time to compile one
-/// grows with their square.
-const EXPRESSION_TOKENS_MAX: usize = 8192;
 
 /// The parser calls itself for each term of a chain such as `1 + 1 + …`, which takes two
 /// bytes of the source, and so does what frees the tree. This is several times what they
@@ -39,12 +29,6 @@ const STACK_BYTES_PER_SOURCE_BYTE: usize = 1024;
 /// Macros that call each other, at most. It is far above what templates need, and the
 /// stack of any thread holds it.
 const RECURSION_MAX: usize = 100;
-
-/// `{% generation %}` marks what the assistant has said, for training. It opens a scope
-/// of its own, as `{% with %}` does.
-static GENERATION: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("the expression is valid")
-});
 
 /// An environment with one template.
 pub(super) fn compiled(source: &str) -> Result<Environment<'static>, ChatError> {
@@ -116,73 +100,11 @@ fn compile(source: &str) -> Result<Environment<'static>, ChatError> {
     environment.add_function("strftime_now", |format: &str| {
         strftime(&ZonedDateTime::now(), format)
     });
-    // As Python's lexer does.
-    let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let source = GENERATION.replace_all(&source, "${1}${2}with${3}");
-    let source = with_operators_at_run_time(&source, environment.syntax().clone())?;
+    let source = source::as_minijinja_reads(source, environment.syntax().clone())?;
     environment
         .add_template_owned(NAME, source)
         .map_err(|error| ChatError::syntax(&error))?;
     Ok(environment)
-}
-
-/// minijinja computes with constants while it compiles, by its own rules, again for each
-/// operator of a chain, and without a bound on the product of a list and a number. Behind
-/// a filter, a literal is no constant.
-///
-/// # Errors
-/// When an expression is longer than that of any chat template: minijinja takes quadratic
-/// time for a chain of operators.
-fn with_operators_at_run_time(source: &str, syntax: SyntaxConfig) -> Result<String, ChatError> {
-    let mut new = String::with_capacity(source.len());
-    let mut copied = 0;
-    let mut expression_tokens = 0;
-    let mut follows_literal = false;
-    // What cannot be read is an error of the parser, which comes next.
-    for (token, span) in tokenize(source, false, syntax).map_while(Result::ok) {
-        let start = span.start_offset as usize;
-        expression_tokens = match token {
-            Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => 0,
-            _ => expression_tokens + 1,
-        };
-        if expression_tokens > EXPRESSION_TOKENS_MAX {
-            return Err(ChatError::Syntax {
-                line: span.start_line as usize,
-                message: format!("an expression of over {EXPRESSION_TOKENS_MAX} words and signs"),
-            });
-        }
-        let is_operator = matches!(
-            token,
-            Token::Mul
-                | Token::Tilde
-                | Token::Eq
-                | Token::Ne
-                | Token::Lt
-                | Token::Lte
-                | Token::Gt
-                | Token::Gte
-        );
-        if is_operator && follows_literal {
-            new.push_str(source.get(copied..start).unwrap_or_default());
-            new.push('|');
-            new.push_str(SAME);
-            new.push(' ');
-            copied = start;
-        }
-        follows_literal = matches!(
-            token,
-            Token::Str(_)
-                | Token::String(_)
-                | Token::Int(_)
-                | Token::Int128(_)
-                | Token::Float(_)
-                | Token::BracketClose
-                | Token::ParenClose
-                | Token::BraceClose
-        );
-    }
-    new.push_str(source.get(copied..).unwrap_or_default());
-    Ok(new)
 }
 
 /// Renders the template of an environment made by [`compiled`].

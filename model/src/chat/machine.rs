@@ -112,6 +112,16 @@ fn replacement<'env>(instruction: &Instruction<'env>) -> Vec<Instruction<'env>> 
             };
             return vec![call(name, 2), Instruction::UnpackList(2)];
         }
+        Instruction::GetAttr(attribute) => {
+            let attribute = Instruction::LoadConst(Value::from(*attribute));
+            return vec![attribute, call("[.]", 2), instruction.clone()];
+        }
+        Instruction::BuildMap(_) => {
+            return vec![instruction.clone(), call("[keys]", 1)];
+        }
+        Instruction::LoadConst(value) if value.kind() == ValueKind::Map && !value.is_kwargs() => {
+            return vec![instruction.clone(), call("[keys]", 1)];
+        }
         Instruction::PushLoop(_) => return vec![call("[for]", 1), instruction.clone()],
         Instruction::LoadConst(value) if value.kind() == ValueKind::Iterable => {
             // What minijinja has computed while it compiled: lists joined.

@@ -69,61 +69,17 @@ fn string(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<V
             bind(args, [], 0)?;
             changed_case(state, receiver, name)
         }
-        "center" | "ljust" | "rjust" => {
-            let [width, fill] = bind(args, [".width", ".fillchar"], 1)?;
-            let fill = fill.map_or(Ok(" ".to_owned()), |fill| {
-                required(&Some(fill)).map(str::to_owned)
-            })?;
-            if fill.chars().count() != 1 {
-                return Err(error(format!(
-                    "{name}: expected one character to fill with"
-                )));
-            }
-            padded(state, receiver, int(&width, 0)?, &fill, name)
-        }
-        "zfill" => {
-            let [width] = bind(args, [".width"], 1)?;
-            let (sign, digits) = receiver.split_at(usize::from(receiver.starts_with(['+', '-'])));
-            let mut out = Text::new(state);
-            out.push(sign)?;
-            out.push_times("0", missing(receiver, int(&width, 0)?))?;
-            out.push(digits)?;
-            Ok(out.value())
-        }
+        "center" | "ljust" | "rjust" => filled(state, receiver, name, args),
+        "zfill" => filled_with_zeros(state, receiver, args),
         "count" | "find" | "index" | "rfind" | "rindex" => search(receiver, name, args),
         "startswith" | "endswith" => affix(state, receiver, name, args),
         "format" => format::braces(state, receiver, args),
-        "join" => {
-            let [parts] = bind(args, [".iterable"], 1)?;
-            let mut out = Text::new(state);
-            for (index, part) in items(state, &parts.unwrap_or_default())?.iter().enumerate() {
-                plain(state, part)?;
-                if index > 0 {
-                    out.push(receiver)?;
-                }
-                out.push(required(&Some(part.clone()))?)?;
-            }
-            Ok(out.value())
-        }
+        "join" => joined(state, receiver, args),
         "lstrip" | "rstrip" | "strip" => {
             let [characters] = bind(args, [".chars"], 0)?;
             stripped(receiver, &characters, name)
         }
-        "partition" | "rpartition" => {
-            let [separator] = bind(args, [".sep"], 1)?;
-            let separator = required(&separator)?;
-            let found = match (separator, name) {
-                ("", _) => return Err(error("empty separator")),
-                (_, "partition") => receiver.split_once(separator),
-                _ => receiver.rsplit_once(separator),
-            };
-            let parts = match (found, name) {
-                (Some((before, after)), _) => [before, separator, after],
-                (None, "partition") => [receiver, "", ""],
-                (None, _) => ["", "", receiver],
-            };
-            Ok(tuple(parts.map(Value::from).to_vec()))
-        }
+        "partition" | "rpartition" => partitioned(receiver, name, args),
         "removeprefix" | "removesuffix" => {
             let [affix] = bind(args, [".affix"], 1)?;
             let affix = required(&affix)?;
@@ -144,25 +100,79 @@ fn string(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<V
             )
         }
         "split" | "rsplit" => split(state, receiver, name, args),
-        "splitlines" => {
-            let [keep_ends] = bind(args, ["keepends"], 0)?;
-            let mut found = Vec::new();
-            for (line, end) in lines(receiver) {
-                let kept = if is_true(&keep_ends) { end.len() } else { 0 };
-                push_part(
-                    state,
-                    &mut found,
-                    &receiver[offset(receiver, line)..][..line.len() + kept],
-                )?;
-            }
-            Ok(list(found))
-        }
+        "splitlines" => split_lines(state, receiver, args),
         _ if name.starts_with("is") => {
             bind(args, [], 0)?;
             class(receiver, name).map(Value::from)
         }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
+}
+
+fn filled(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let [width, fill] = bind(args, [".width", ".fillchar"], 1)?;
+    let fill = fill.map_or(Ok(" ".to_owned()), |fill| {
+        required(&Some(fill)).map(str::to_owned)
+    })?;
+    if fill.chars().count() != 1 {
+        return Err(error(format!(
+            "{name}: expected one character to fill with"
+        )));
+    }
+    padded(state, receiver, int(&width, 0)?, &fill, name)
+}
+
+fn filled_with_zeros(state: &State, receiver: &str, args: &[Value]) -> Result<Value, Error> {
+    let [width] = bind(args, [".width"], 1)?;
+    let (sign, digits) = receiver.split_at(usize::from(receiver.starts_with(['+', '-'])));
+    let mut out = Text::new(state);
+    out.push(sign)?;
+    out.push_times("0", missing(receiver, int(&width, 0)?))?;
+    out.push(digits)?;
+    Ok(out.value())
+}
+
+fn joined(state: &State, receiver: &str, args: &[Value]) -> Result<Value, Error> {
+    let [parts] = bind(args, [".iterable"], 1)?;
+    let mut out = Text::new(state);
+    for (index, part) in items(state, &parts.unwrap_or_default())?.iter().enumerate() {
+        plain(state, part)?;
+        if index > 0 {
+            out.push(receiver)?;
+        }
+        out.push(required(&Some(part.clone()))?)?;
+    }
+    Ok(out.value())
+}
+
+fn partitioned(receiver: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let [separator] = bind(args, [".sep"], 1)?;
+    let separator = required(&separator)?;
+    let found = match (separator, name) {
+        ("", _) => return Err(error("empty separator")),
+        (_, "partition") => receiver.split_once(separator),
+        _ => receiver.rsplit_once(separator),
+    };
+    let parts = match (found, name) {
+        (Some((before, after)), _) => [before, separator, after],
+        (None, "partition") => [receiver, "", ""],
+        (None, _) => ["", "", receiver],
+    };
+    Ok(tuple(parts.map(Value::from).to_vec()))
+}
+
+fn split_lines(state: &State, receiver: &str, args: &[Value]) -> Result<Value, Error> {
+    let [keep_ends] = bind(args, ["keepends"], 0)?;
+    let mut found = Vec::new();
+    for (line, end) in lines(receiver) {
+        let kept = if is_true(&keep_ends) { end.len() } else { 0 };
+        push_part(
+            state,
+            &mut found,
+            &receiver[offset(receiver, line)..][..line.len() + kept],
+        )?;
+    }
+    Ok(list(found))
 }
 
 /// A string argument that has to be there.

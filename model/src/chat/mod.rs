@@ -22,6 +22,7 @@
 //! ```
 
 mod arguments;
+mod attributes;
 mod conversation;
 mod environment;
 mod error;
@@ -32,6 +33,7 @@ mod json;
 mod machine;
 mod methods;
 mod operators;
+mod source;
 mod tests;
 mod text;
 mod values;

@@ -4,18 +4,19 @@ use std::cmp::Ordering;
 
 use minijinja::{Error, State, Value};
 
-use super::filters::escaped;
+use super::attributes;
 use super::format;
-use super::text::{Text, text_of};
+use super::text::{Text, escaped, text_of};
 use super::values::{
     Kind, charge, check_key, contains, equal, error, items, kind, list, order, tuple, unsupported,
 };
 
 /// The names under which [`apply`] is in the environment. Those with an open bracket are
 /// comparisons in a chain, whose result comes with the right operand.
-pub(super) const OPERATORS: [&str; 28] = [
+pub(super) const OPERATORS: [&str; 30] = [
     "+", "-", "*", "/", "//", "%", "**", "~", "==", "!=", "<", "<=", ">", ">=", "[in]", "[-]",
-    "[]", "[:]", "[for]", "[list]", "[==", "[!=", "[<", "[<=", "[>", "[>=", "[in", "[notin",
+    "[]", "[.]", "[:]", "[for]", "[list]", "[keys]", "[==", "[!=", "[<", "[<=", "[>", "[>=", "[in",
+    "[notin",
 ];
 
 pub(super) fn apply(state: &State, name: &str, operands: &[Value]) -> Result<Value, Error> {
@@ -29,7 +30,23 @@ pub(super) fn apply(state: &State, name: &str, operands: &[Value]) -> Result<Val
         ("[]", [container, _]) if container.is_undefined() => {
             Err(error("an undefined value has no items"))
         }
-        ("[]", [container, key]) => Ok(item(container, key)),
+        ("[]", [container, key]) => {
+            let found = item(container, key);
+            if let (true, Some(name)) = (found.is_undefined(), key.as_str()) {
+                attributes::check(container, name)?;
+            }
+            Ok(found)
+        }
+        ("[.]", [container, name]) => {
+            attributes::check(container, name.as_str().unwrap_or_default())?;
+            Ok(container.clone())
+        }
+        ("[keys]", [dict]) => {
+            for key in items(state, dict)? {
+                check_key(&key)?;
+            }
+            Ok(dict.clone())
+        }
         ("[:]", [value, start, stop, step]) => slice(state, value, [start, stop, step]),
         (_, [left, right]) => match name.strip_prefix('[') {
             Some("in]") => contains(state, right, left).map(Value::from),

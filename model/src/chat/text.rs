@@ -206,6 +206,26 @@ pub(super) fn float(number: f64) -> String {
     }
 }
 
+/// A text for HTML, marked as safe.
+pub(super) fn escaped(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() {
+        return Ok(value.clone());
+    }
+    let text = text_of(state, value)?;
+    let mut out = Text::new(state);
+    for character in text.as_str().unwrap_or_default().chars() {
+        match character {
+            '&' => out.push("&amp;")?,
+            '<' => out.push("&lt;")?,
+            '>' => out.push("&gt;")?,
+            '\'' => out.push("&#39;")?,
+            '"' => out.push("&#34;")?,
+            other => out.push_char(other)?,
+        }
+    }
+    Ok(Value::from_safe_string(out.into_string()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::float;
