@@ -74,18 +74,21 @@ impl Arena {
     /// Gives the memory of `bytes` at `offset` back to the kernel, in whole pages. The
     /// range is zeroed, and takes memory again once it is written.
     ///
-    /// The caller sees to it that no [`View`] into the range is used any more.
-    ///
     /// # Panics
     /// When the range is not inside the arena.
-    pub(crate) fn give_back(&self, offset: usize, bytes: usize) {
+    ///
+    /// # Safety
+    /// No slice of a [`View`] or [`SlotBuffer`] of the range is in use, no [`View`] of it is
+    /// turned into a slice before the next read there, and no read into it is under way.
+    pub(crate) unsafe fn give_back(&self, offset: usize, bytes: usize) {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset);
         let Some(mapping) = self.mapping.as_ref().filter(|_| bytes > 0) else {
             return;
         };
         let skipped = self.start.addr() - mapping.as_ptr().addr();
         // SAFETY: the range is inside this private anonymous mapping, whose pages read as
-        // zeroes afterwards: still initialised. Nothing borrows from `mapping` itself.
+        // zeroes afterwards: still initialised. Nothing borrows from `mapping` itself, and
+        // the caller vouches that nobody reads or writes the range meanwhile.
         let advised = unsafe {
             mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, skipped + offset, bytes)
         };
@@ -113,12 +116,14 @@ impl Arena {
     /// A buffer of `bytes` at `offset`; `registered` is its index among the buffers
     /// that the ring registers with the kernel.
     ///
-    /// The caller sees to it that no two live buffers overlap and that no [`View`]
-    /// into the range is used while the buffer lives: that is what the slot states are for.
-    ///
     /// # Panics
     /// When the range is not inside the arena or does not start on a page.
-    pub(crate) fn buffer(
+    ///
+    /// # Safety
+    /// From the first use of the buffer to the last, no other buffer that overlaps it is used
+    /// and no slice of a [`View`] into the range is: that is what the slot states are for. A
+    /// buffer that only names the range to the kernel, as the ring's registry does, is not used.
+    pub(crate) unsafe fn buffer(
         self: &Arc<Self>,
         offset: usize,
         bytes: usize,
@@ -152,10 +157,8 @@ pub struct SlotBuffer {
     _arena: Arc<Arena>,
 }
 
-// SAFETY: of the buffers and views of a range, the slot states let one at a time be
-// used, and the range lives as long as the arena that the buffer holds. (The ring's
-// registry keeps a second buffer of every slot, which only names the range to the
-// kernel.)
+// SAFETY: whoever made the buffer vouches that of the buffers and views of its range one at
+// a time is used, and the range lives as long as the arena that the buffer holds.
 unsafe impl Send for SlotBuffer {}
 
 impl SlotBuffer {
@@ -172,7 +175,7 @@ impl SlotBuffer {
     /// The whole buffer.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the range is inside the arena, which is alive and zero-initialised
-        // by the kernel, and the slot's state leaves it to this buffer.
+        // by the kernel, and whoever made the buffer has left the range to it.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
@@ -205,8 +208,8 @@ unsafe impl tokio_uring::buf::IoBuf for SlotBuffer {
     }
 }
 
-// SAFETY: as for `IoBuf`; the slot's state leaves the range to the read that this
-// buffer was made for, so the kernel may write there.
+// SAFETY: as for `IoBuf`; whoever made the buffer has left the range to the read that it
+// was made for, so the kernel may write there.
 unsafe impl tokio_uring::buf::IoBufMut for SlotBuffer {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.start
@@ -270,11 +273,16 @@ impl View {
 mod tests {
     use super::*;
 
+    fn buffer(arena: &Arc<Arena>, offset: usize, bytes: usize) -> SlotBuffer {
+        // SAFETY: the tests use buffers that overlap one after the other.
+        unsafe { arena.buffer(offset, bytes, None) }
+    }
+
     #[test]
     fn buffers_of_an_arena_are_page_aligned_and_disjoint() {
         let arena = Arena::new(3 * PAGE_BYTES).unwrap();
-        let mut first = arena.buffer(0, PAGE_BYTES, None);
-        let mut second = arena.buffer(PAGE_BYTES, 2 * PAGE_BYTES, None);
+        let mut first = buffer(&arena, 0, PAGE_BYTES);
+        let mut second = buffer(&arena, PAGE_BYTES, 2 * PAGE_BYTES);
         first.as_mut_slice().fill(1);
         second.as_mut_slice().fill(2);
         assert!(first.as_mut_slice().iter().all(|&byte| byte == 1));
@@ -284,13 +292,16 @@ mod tests {
     #[test]
     fn what_is_given_back_is_zeroed_and_can_be_used_again() {
         let arena = Arena::new(3 * PAGE_BYTES).unwrap();
-        let middle = || arena.buffer(PAGE_BYTES, PAGE_BYTES, None);
-        arena.buffer(0, 3 * PAGE_BYTES, None).as_mut_slice().fill(7);
-        arena.give_back(PAGE_BYTES, PAGE_BYTES);
-        arena.give_back(3 * PAGE_BYTES, 0);
+        let middle = || buffer(&arena, PAGE_BYTES, PAGE_BYTES);
+        buffer(&arena, 0, 3 * PAGE_BYTES).as_mut_slice().fill(7);
+        // SAFETY: what was made before is not used any more.
+        unsafe {
+            arena.give_back(PAGE_BYTES, PAGE_BYTES);
+            arena.give_back(3 * PAGE_BYTES, 0);
+        }
         assert!(middle().as_mut_slice().iter().all(|&byte| byte == 0));
         middle().as_mut_slice().fill(8);
-        let mut whole = arena.buffer(0, 3 * PAGE_BYTES, None);
+        let mut whole = buffer(&arena, 0, 3 * PAGE_BYTES);
         let sum: usize = whole.as_mut_slice().iter().map(|&it| usize::from(it)).sum();
         assert_eq!(sum, (7 + 8 + 7) * PAGE_BYTES);
     }
@@ -299,7 +310,7 @@ mod tests {
     fn an_arena_that_holds_huge_pages_starts_on_one_and_is_usable_to_its_end() {
         let bytes = 2 * HUGE_PAGE_BYTES + PAGE_BYTES;
         let arena = Arena::new(bytes).unwrap();
-        let mut whole = arena.buffer(0, bytes, None);
+        let mut whole = buffer(&arena, 0, bytes);
         assert_eq!(whole.as_mut_slice().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
         whole.as_mut_slice().fill(3);
         assert_eq!(whole.as_mut_slice()[bytes - 1], 3);
@@ -308,15 +319,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "outside the arena")]
     fn a_buffer_past_the_end_is_refused() {
-        let _ = Arena::new(PAGE_BYTES)
-            .unwrap()
-            .buffer(0, PAGE_BYTES + 1, None);
+        let _ = buffer(&Arena::new(PAGE_BYTES).unwrap(), 0, PAGE_BYTES + 1);
     }
 
     #[test]
     fn a_buffer_outlives_the_handle_to_its_arena() {
         let arena = Arena::new(PAGE_BYTES).unwrap();
-        let mut buffer = arena.buffer(0, PAGE_BYTES, None);
+        let mut buffer = buffer(&arena, 0, PAGE_BYTES);
         drop(arena);
         buffer.as_mut_slice()[0] = 7;
         assert_eq!(buffer.as_mut_slice()[0], 7);

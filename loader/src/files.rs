@@ -315,7 +315,8 @@ impl OpenFiles {
             message,
         };
         let arena = Arena::new(window.bytes).map_err(|error| failed(error.to_string()))?;
-        let mut buffer = arena.buffer(0, window.bytes, None);
+        // SAFETY: nobody else has the arena.
+        let mut buffer = unsafe { arena.buffer(0, window.bytes, None) };
         let mut progress = Progress::new(file, extent);
         loop {
             let (range, offset) = progress.remaining();

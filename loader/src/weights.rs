@@ -162,7 +162,7 @@ impl Weights {
         let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
         // Registered buffers take their memory at once, which a spare ring may never need.
         let registered = match plan.slots > 0 {
-            true => buffers.ring_buffers(),
+            true => buffers.registered(),
             false => Vec::new(),
         };
         let in_use_max = plan
@@ -390,7 +390,8 @@ impl Weights {
                     .await?;
             }
             let (subject, buffer) = match load {
-                Load::Unit(unit) => (Subject::Unit(unit), self.pinned.buffer(unit)),
+                // SAFETY: each unit is loaded once, and nothing is given back meanwhile.
+                Load::Unit(unit) => (Subject::Unit(unit), unsafe { self.pinned.buffer(unit) }),
                 Load::Experts(run) => (Subject::Nothing, self.experts.next_buffer(&run.extent)),
             };
             let extent = load.extent(&self.units);
@@ -427,7 +428,9 @@ impl Weights {
     /// A unit that is wanted in memory has come through the ring: keeps its bytes, and
     /// gives its slot back.
     fn keep(&mut self, unit: usize, slot: usize, view: View) {
-        let Some(mut buffer) = self.pinned.buffer(unit) else {
+        // SAFETY: loading has ended, so the unit has no other buffer, and this one is filled and
+        // gone before anything is given back.
+        let Some(mut buffer) = (unsafe { self.pinned.buffer(unit) }) else {
             // A mapping's bytes stay where they are if they are not released.
             self.table.give_back(slot);
             return self.pinned.put(unit, view);
@@ -446,10 +449,12 @@ impl Weights {
         let streamed = (0..self.units.len()).filter(|&unit| self.pinned.view(unit).is_none());
         self.ring.set_order(streamed, &self.units);
         if self.has_spare_ring && self.ring.order.is_empty() {
-            let (slots, bytes) = self.buffers.ring;
             // What was abandoned may still land: up to all slots outside the plan, until units
             // are given back and taken again the next time.
-            self.buffers.arena.give_back(0, slots * bytes);
+            //
+            // SAFETY: a free slot has no read under way, nobody uses what it held, and while
+            // this borrows the weights nothing is read into it.
+            unsafe { self.buffers.give_ring_back(|slot| self.table.is_free(slot)) };
         }
     }
 
@@ -492,7 +497,8 @@ impl Weights {
             let Some(unit) = self.ring.next_unit() else {
                 return;
             };
-            let buffer = self.buffers.ring_buffer(slot);
+            // SAFETY: the slot is free, and given this read.
+            let buffer = unsafe { self.buffers.ring_buffer(slot) };
             let subject = Subject::Unit(unit);
             self.submit(slot, subject, self.units[unit].extent, buffer);
             self.ring.queue.push_back((slot, unit));
@@ -510,7 +516,8 @@ impl Weights {
             }
         })
         .await;
-        let buffer = self.buffers.row_buffer(place);
+        // SAFETY: the slot is free, and given this read.
+        let buffer = unsafe { self.buffers.row_buffer(place) };
         self.submit(slot, Subject::Embedding, *extent, buffer);
     }
 

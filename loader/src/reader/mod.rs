@@ -245,7 +245,8 @@ pub fn registers_buffers(backend: Backend, slots: usize, slot_bytes: usize) -> i
     let slot_bytes = slot_bytes.next_multiple_of(PAGE_BYTES);
     let arena = Arena::new(slots * slot_bytes)?;
     let buffers = (0..slots)
-        .map(|slot| arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)))
+        // SAFETY: no buffer of the arena is read into.
+        .map(|slot| unsafe { arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)) })
         .collect();
     let no_files = Arc::new(OpenFiles::default());
     let limits = ReadLimits::at_once(slots, Some(slots));

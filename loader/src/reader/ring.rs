@@ -423,7 +423,8 @@ mod tests {
                     offset: (slot * PAGE_BYTES) as u64,
                     bytes: PAGE_BYTES as u64,
                 },
-                buffer: Some(arena.buffer(slot * PAGE_BYTES, PAGE_BYTES, None)),
+                // SAFETY: one buffer for each slot, and one slot for each page.
+                buffer: Some(unsafe { arena.buffer(slot * PAGE_BYTES, PAGE_BYTES, None) }),
                 completion: table.begin(slot),
             });
         }

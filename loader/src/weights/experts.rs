@@ -85,7 +85,8 @@ impl Experts {
         let arena = resident.arena.as_ref()?;
         let (start, bytes) = (resident.given_bytes, held(extent) as usize);
         resident.given_bytes += bytes;
-        Some(arena.buffer(start, bytes, None))
+        // SAFETY: what follows the bytes that were given before has been given to nobody.
+        Some(unsafe { arena.buffer(start, bytes, None) })
     }
 
     /// The experts of this run are in memory for good.
