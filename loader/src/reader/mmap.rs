@@ -9,8 +9,10 @@
 //! as long as computing on them, so a thread does nothing else, in the order of the
 //! calls: what is given back goes before what is asked for next comes.
 //!
-//! A file that shrinks while it is mapped raises SIGBUS on access, as with every
-//! mapping: the other readers report an error instead.
+//! The kernel is asked for the pages by a call that answers (Linux 5.14), so a drive's error
+//! while they are faulted in is an error of the read, as with the other readers. Pages that are
+//! lost afterwards, because the file has shrunk or because they were reclaimed and cannot be
+//! read again, raise SIGBUS when they are computed on, as with every mapping.
 
 use std::io;
 use std::ops::Range;
@@ -241,33 +243,68 @@ impl Maps {
     }
 
     fn fault_in(&self, extent: &Extent) -> Result<View, ReadError> {
-        let wanted = extent.bytes as usize;
-        let file = self.files.get(extent.file);
-        let failed = |got: usize| ReadError::Short {
-            path: file.path().to_owned(),
-            offset: extent.offset,
-            wanted,
-            got,
-        };
-        let map = self.maps[extent.file].as_ref().ok_or_else(|| failed(0))?;
-        // The length now, not when it was mapped: past it, access is a SIGBUS.
-        let file_bytes = file.file().metadata().map_or(0, |status| status.len());
-        let start = extent.offset as usize;
-        let available = (file_bytes.min(map.len() as u64) as usize).saturating_sub(start);
-        if available < wanted {
-            return Err(failed(available));
+        let map = self.check_length(extent)?;
+        let (start, wanted) = (extent.offset as usize, extent.bytes as usize);
+        match map.advise_range(Advice::PopulateRead, start, wanted) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                touch(&map[start..start + wanted]);
+            }
+            Err(error) => {
+                self.check_length(extent)?;
+                return Err(ReadError::Failed {
+                    path: self.files.get(extent.file).path().to_owned(),
+                    offset: extent.offset,
+                    wanted,
+                    got: 0,
+                    message: cause(error),
+                });
+            }
         }
-        let bytes = &map[start..start + wanted];
-        for page in bytes.chunks(PAGE_BYTES) {
-            std::hint::black_box(page[0]);
-        }
-        // Chunks that straddle pages do not begin on the last one.
-        std::hint::black_box(bytes.last().copied());
         if self.streams {
             self.unmap_around(extent);
         }
-        Ok(View::of(bytes))
+        Ok(View::of(&map[start..start + wanted]))
     }
+
+    /// The file's mapping, if the file has the whole extent now, whatever it had when it was
+    /// mapped.
+    fn check_length(&self, extent: &Extent) -> Result<&Mmap, ReadError> {
+        let file = self.files.get(extent.file);
+        let mapped = self.maps[extent.file].as_ref();
+        let file_bytes = file.file().metadata().map_or(0, |status| status.len());
+        let file_bytes = file_bytes.min(mapped.map_or(0, |map| map.len() as u64));
+        let got = file_bytes.saturating_sub(extent.offset).min(extent.bytes);
+        match mapped {
+            Some(map) if got == extent.bytes => Ok(map),
+            _ => Err(ReadError::Short {
+                path: file.path().to_owned(),
+                offset: extent.offset,
+                wanted: extent.bytes as usize,
+                got: got as usize,
+            }),
+        }
+    }
+}
+
+/// Reads a byte of each page, where the kernel has no call that does: an error of the drive
+/// raises SIGBUS then.
+fn touch(bytes: &[u8]) {
+    for page in bytes.chunks(PAGE_BYTES) {
+        std::hint::black_box(page[0]);
+    }
+    // Chunks that straddle pages do not begin on the last one.
+    std::hint::black_box(bytes.last().copied());
+}
+
+/// What kept pages from being faulted in. Where touching one would raise SIGBUS the kernel
+/// speaks of a bad address, whatever the drive has said.
+fn cause(error: io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EFAULT) => io::Error::from_raw_os_error(libc::EIO),
+        _ => error,
+    }
+    .to_string()
 }
 
 /// The pages that hold an extent.
@@ -343,7 +380,11 @@ impl InUse {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
     use super::*;
+    use crate::page_cache::{cached_pages, evict};
 
     const PAGE: u64 = PAGE_BYTES as u64;
     const REACH: u64 = REACH_BYTES as u64 / PAGE;
@@ -414,6 +455,61 @@ mod tests {
             gaps(&[row], extent(PAGE, 8 * PAGE)),
             [(0, 5), (6, 9 + REACH)]
         );
+    }
+
+    /// The mapping of one file, though the other is the one that is open.
+    fn maps(folder: &Path, mapped: &str, opened: &str) -> Maps {
+        let file = File::open(folder.join(mapped)).unwrap();
+        // SAFETY: bytes behind the file's end are never looked at.
+        let map = unsafe { Mmap::map(&file) }.unwrap();
+        let path = folder.join(opened);
+        Maps {
+            files: Arc::new(OpenFiles::open([path.as_path()], false).unwrap()),
+            maps: vec![Some(map)],
+            streams: false,
+            in_use: Mutex::new(InUse::with_capacity(1)),
+        }
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_an_error_and_no_signal() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["shrinks", "stays"] {
+            std::fs::write(folder.path().join(name), vec![7; 9 * PAGE_BYTES]).unwrap();
+        }
+        let deceived = maps(folder.path(), "shrinks", "stays");
+        let honest = maps(folder.path(), "shrinks", "shrinks");
+        let all = extent(PAGE + 5, 7 * PAGE);
+        assert_eq!(deceived.fault_in(&all).unwrap().bytes(), 7 * PAGE_BYTES);
+        let path = folder.path().join("shrinks");
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len(3 * PAGE).unwrap();
+        let found = honest.fault_in(&all);
+        let got = 2 * PAGE_BYTES - 5;
+        assert!(matches!(found, Err(ReadError::Short { got: found, .. }) if found == got));
+        let map = deceived.maps[0].as_ref().unwrap();
+        let refused = map.advise_range(Advice::PopulateRead, 0, map.len());
+        if refused.unwrap_err().raw_os_error() == Some(libc::EINVAL) {
+            return eprintln!("skipped: the kernel has no call that faults pages in");
+        }
+        let error = deceived.fault_in(&all).unwrap_err().to_string();
+        assert!(
+            error.contains("read 0 of 28672 bytes at offset 4101: Input/output"),
+            "{error}"
+        );
+        assert!(error.contains("check the drive"), "{error}");
+        assert!(deceived.fault_in(&extent(PAGE, 100)).is_ok());
+    }
+
+    #[test]
+    fn where_the_kernel_has_no_call_that_faults_pages_in_they_are_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bytes");
+        std::fs::write(&path, vec![7; 301 * PAGE_BYTES]).unwrap();
+        let maps = maps(folder.path(), "bytes", "bytes");
+        evict(&path).unwrap();
+        touch(&maps.maps[0].as_ref().unwrap()[10..300 * PAGE_BYTES + 1]);
+        assert_eq!(cached_pages(&path).unwrap().resident, 301);
     }
 
     #[test]
