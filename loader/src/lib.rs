@@ -13,6 +13,7 @@ pub mod expert_layout;
 pub mod expert_slots;
 pub mod files;
 pub mod gguf;
+pub mod page;
 pub mod page_cache;
 pub mod plan;
 pub mod probe;

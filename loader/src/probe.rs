@@ -15,9 +15,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, PAGE_BYTES};
+use crate::arena::Arena;
 use crate::files::{OpenFile, OpenFiles};
 use crate::gguf::Extent;
+use crate::page::PageSize;
 use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader, in_flight_of_ring};
 use crate::slots::SlotTable;
 
@@ -346,14 +347,15 @@ impl<'a> Probe<'a> {
             }
         }
         let depth = points.iter().map(|point| point.depth).max().unwrap_or(1);
+        let page = PageSize::of_system();
         let arena_bytes = points.iter().map(Point::ring_bytes).max();
-        let arena = Arena::new(arena_bytes.unwrap_or(0) as usize).map_err(refused)?;
+        let arena = Arena::new(arena_bytes.unwrap_or(0) as usize, page).map_err(refused)?;
         // SAFETY: the first buffer of the arena, gone before there is another.
         let mut whole = unsafe { arena.buffer(0, arena.bytes(), None) };
         // Touched now: a first write to a page is no part of a drive's speed.
         whole
             .as_mut_slice()
-            .chunks_mut(PAGE_BYTES)
+            .chunks_mut(page.bytes())
             .for_each(|page| page[0] = 1);
         let mut readers = BTreeMap::new();
         for point in points {

@@ -28,7 +28,8 @@ use crate::expert_layout::EXPERT_PARTS;
 use crate::expert_slots::EXPERT_READS;
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
-use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held, held_bytes};
+use crate::page::PageSize;
+use crate::plan::{ExpertRun, Plan, ROW_SLOTS};
 use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::slots::{SlotTable, TracedRead};
 use crate::trace::{Activity, Subject, Trace};
@@ -38,9 +39,6 @@ use ring::{Ring, SlotBuffers};
 
 /// Reads asked for at a time while pinned units are loaded.
 const LOAD_DEPTH: usize = 8;
-
-/// Slots of the ring that a plan without one gets when its units are given back.
-const SPARE_SLOTS: usize = 4;
 
 /// Why weights cannot be brought into memory.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +110,7 @@ pub struct Weights {
     files: Arc<OpenFiles>,
     table: Arc<SlotTable>,
     units: Vec<Unit>,
+    page: PageSize,
     pinned: Pinned,
     ring: Ring,
     experts: Experts,
@@ -144,9 +143,10 @@ impl Weights {
         let with_buffers = backend.needs_buffers();
         let arena_of = |bytes: u64| {
             let bytes = if with_buffers { bytes } else { 0 };
-            Arena::new(bytes as usize).map_err(|source| WeightsError::Memory { bytes, source })
+            Arena::new(bytes as usize, plan.page)
+                .map_err(|source| WeightsError::Memory { bytes, source })
         };
-        let (slots, slot_bytes) = ring_shape(plan, with_buffers);
+        let (slots, slot_bytes) = ring::shape(plan, with_buffers);
         let buffers = SlotBuffers {
             arena: arena_of(plan.ring_bytes().max((slots * slot_bytes) as u64))?,
             rows: arena_of((ROW_SLOTS * plan.row_slot_bytes) as u64)?,
@@ -184,6 +184,7 @@ impl Weights {
             files: Arc::clone(files),
             table,
             units: plan.units.clone(),
+            page: plan.page,
             pinned: Pinned::new(plan, pinned_arena, with_buffers),
             ring: Ring::new(plan.units.len(), slots),
             expert_slots_min: slots_planned.map_or(0, |planned| planned.used),
@@ -392,7 +393,10 @@ impl Weights {
             let (subject, buffer) = match load {
                 // SAFETY: each unit is loaded once, and nothing is given back meanwhile.
                 Load::Unit(unit) => (Subject::Unit(unit), unsafe { self.pinned.buffer(unit) }),
-                Load::Experts(run) => (Subject::Nothing, self.experts.next_buffer(&run.extent)),
+                Load::Experts(run) => (
+                    Subject::Nothing,
+                    self.experts.next_buffer(self.page.held_bytes(&run.extent)),
+                ),
             };
             let extent = load.extent(&self.units);
             self.submit(sequence % LOAD_DEPTH, subject, extent, buffer);
@@ -418,7 +422,7 @@ impl Weights {
             Load::Unit(unit) => self.pinned.put(unit, view),
             Load::Experts(run) => self.experts.stay(run, view),
         }
-        *loaded += held(&load.extent(&self.units));
+        *loaded += self.page.held_bytes(&load.extent(&self.units));
         progress(*loaded);
         // Reads that are always there in time would leave nobody a moment to stop this.
         tokio::task::yield_now().await;
@@ -577,15 +581,6 @@ impl Weights {
             self.reader.release(&self.extents[slot]);
         }
     }
-}
-
-/// Slots of the ring, and their bytes. A mapping in which all is pinned needs none.
-fn ring_shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
-    if plan.slots > 0 || !with_buffers {
-        return (plan.slots, plan.slot_bytes);
-    }
-    let largest = plan.units.iter().map(held_bytes).max().unwrap_or(0);
-    (SPARE_SLOTS, largest as usize)
 }
 
 /// Extents that are not released at a time: those of reads in `slots`, and all that stays.

@@ -19,9 +19,10 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::arena::{Arena, PAGE_BYTES, SlotBuffer};
+use crate::arena::{Arena, SlotBuffer};
 use crate::files::{FileChanged, OpenFile, OpenFiles};
 use crate::gguf::Extent;
+use crate::page::PageSize;
 use crate::slots::Completion;
 
 pub use faults::Faults;
@@ -242,8 +243,9 @@ pub fn fastest() -> (Backend, Vec<(Backend, io::Error)>) {
 /// # Errors
 /// When memory or the reader is refused.
 pub fn registers_buffers(backend: Backend, slots: usize, slot_bytes: usize) -> io::Result<bool> {
-    let slot_bytes = slot_bytes.next_multiple_of(PAGE_BYTES);
-    let arena = Arena::new(slots * slot_bytes)?;
+    let page = PageSize::of_system();
+    let slot_bytes = slot_bytes.next_multiple_of(page.bytes());
+    let arena = Arena::new(slots * slot_bytes, page)?;
     let buffers = (0..slots)
         // SAFETY: no buffer of the arena is read into.
         .map(|slot| unsafe { arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)) })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::gguf::Extent;
-use crate::plan::{Plan, Residency, held_bytes};
+use crate::plan::{Plan, Residency};
 use crate::unit::Unit;
 
 /// The units that a plan pins: those in memory now, and those that should be.
@@ -41,7 +41,7 @@ impl Pinned {
         for (place, &unit) in order.iter().enumerate() {
             places[unit] = Some(place);
             starts.push(bytes);
-            bytes += held_bytes(&plan.units[unit]);
+            bytes += plan.page.held_bytes(&plan.units[unit].extent);
         }
         starts.push(bytes);
         Self {

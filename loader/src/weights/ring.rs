@@ -6,7 +6,21 @@ use std::sync::Arc;
 
 use super::Pass;
 use crate::arena::{Arena, SlotBuffer};
+use crate::plan::Plan;
 use crate::unit::{Stage, Unit};
+
+/// Slots of the ring that a plan without one gets when its units are given back.
+const SPARE_SLOTS: usize = 4;
+
+/// Slots of the ring, and their bytes. A mapping in which all is pinned needs none.
+pub(super) fn shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
+    if plan.slots > 0 || !with_buffers {
+        return (plan.slots, plan.slot_bytes);
+    }
+    let held_bytes = plan.units.iter();
+    let held_bytes = held_bytes.map(|unit| plan.page.held_bytes(&unit.extent));
+    (SPARE_SLOTS, held_bytes.max().unwrap_or(0) as usize)
+}
 
 /// Which units are read next, and which slot each is in.
 pub(super) struct Ring {
