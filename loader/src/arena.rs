@@ -9,18 +9,15 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, UncheckedAdvice};
 
-/// The page size of the machines we run on, and the alignment of every buffer.
-pub const PAGE_BYTES: usize = 4096;
-
-/// A huge page. A drive may read into these several times as fast as into scattered
-/// pages of 4 KiB, each of which is a piece of its own in a request.
-pub const HUGE_PAGE_BYTES: usize = 2 << 20;
+use crate::files::DIRECT_ALIGNMENT_MAX;
+use crate::page::PageSize;
 
 /// A fixed block of page-aligned memory.
 #[derive(Debug)]
 pub struct Arena {
     start: *mut u8,
     bytes: usize,
+    page: PageSize,
     // Dropped, and told what to give back; all access goes through `start`.
     mapping: Option<MmapMut>,
 }
@@ -38,22 +35,23 @@ impl Arena {
     ///
     /// # Errors
     /// When the kernel refuses the mapping.
-    pub fn new(bytes: usize) -> io::Result<Arc<Self>> {
-        let bytes = bytes.next_multiple_of(PAGE_BYTES);
+    pub fn new(bytes: usize, page: PageSize) -> io::Result<Arc<Self>> {
+        let bytes = bytes.next_multiple_of(page.bytes());
         if bytes == 0 {
             return Ok(Arc::new(Self {
                 start: std::ptr::dangling_mut(),
                 bytes: 0,
+                page,
                 mapping: None,
             }));
         }
-        let huge_bytes = bytes - bytes % HUGE_PAGE_BYTES;
+        let huge_bytes = bytes - bytes % page.huge_bytes();
         // The kernel aligns to huge pages as it likes; what is over is never touched.
-        let spare_bytes = if huge_bytes > 0 { HUGE_PAGE_BYTES } else { 0 };
+        let spare_bytes = if huge_bytes > 0 { page.huge_bytes() } else { 0 };
         let mut mapping = MmapMut::map_anon(bytes + spare_bytes)?;
         let skipped = match huge_bytes {
             0 => 0,
-            _ => mapping.as_ptr().align_offset(HUGE_PAGE_BYTES),
+            _ => mapping.as_ptr().align_offset(page.huge_bytes()),
         };
         // Refused on some kernels, which is fine. The end gets small pages even where huge
         // ones are the rule, for a huge one would be more than was asked for.
@@ -62,6 +60,7 @@ impl Arena {
         Ok(Arc::new(Self {
             start: mapping.as_mut_ptr().wrapping_add(skipped),
             bytes,
+            page,
             mapping: Some(mapping),
         }))
     }
@@ -71,21 +70,26 @@ impl Arena {
         self.bytes
     }
 
-    /// Gives the memory of `bytes` at `offset` back to the kernel, in whole pages. The
-    /// range is zeroed, and takes memory again once it is written.
-    ///
-    /// The caller sees to it that no [`View`] into the range is used any more.
+    /// Gives the memory of `bytes` at `offset` back to the kernel. The range is zeroed, and
+    /// takes memory again once it is written.
     ///
     /// # Panics
-    /// When the range is not inside the arena.
-    pub(crate) fn give_back(&self, offset: usize, bytes: usize) {
+    /// When the range is not inside the arena, or not whole pages.
+    ///
+    /// # Safety
+    /// No slice of a [`View`] or [`SlotBuffer`] of the range is in use, no [`View`] of it is
+    /// turned into a slice before the next read there, and no read into it is under way.
+    pub(crate) unsafe fn give_back(&self, offset: usize, bytes: usize) {
         assert!(offset <= self.bytes && bytes <= self.bytes - offset);
+        // The kernel would zero the whole of the pages at the ends.
+        assert!((offset | bytes).is_multiple_of(self.page.bytes()));
         let Some(mapping) = self.mapping.as_ref().filter(|_| bytes > 0) else {
             return;
         };
         let skipped = self.start.addr() - mapping.as_ptr().addr();
         // SAFETY: the range is inside this private anonymous mapping, whose pages read as
-        // zeroes afterwards: still initialised. Nothing borrows from `mapping` itself.
+        // zeroes afterwards: still initialised. Nothing borrows from `mapping` itself, and
+        // the caller vouches that nobody reads or writes the range meanwhile.
         let advised = unsafe {
             mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, skipped + offset, bytes)
         };
@@ -113,20 +117,22 @@ impl Arena {
     /// A buffer of `bytes` at `offset`; `registered` is its index among the buffers
     /// that the ring registers with the kernel.
     ///
-    /// The caller sees to it that no two live buffers overlap and that no [`View`]
-    /// into the range is used while the buffer lives: that is what the slot states are for.
-    ///
     /// # Panics
-    /// When the range is not inside the arena or does not start on a page.
-    pub(crate) fn buffer(
+    /// When the range is not inside the arena or a direct read could not land in it.
+    ///
+    /// # Safety
+    /// From the first use of the buffer to the last, no other buffer that overlaps it is used
+    /// and no slice of a [`View`] into the range is: that is what the slot states are for. A
+    /// buffer that only names the range to the kernel, as the ring's registry does, is not used.
+    pub(crate) unsafe fn buffer(
         self: &Arc<Self>,
         offset: usize,
         bytes: usize,
         registered: Option<u16>,
     ) -> SlotBuffer {
         assert!(
-            offset.is_multiple_of(PAGE_BYTES),
-            "buffer starts inside a page"
+            offset.is_multiple_of(DIRECT_ALIGNMENT_MAX),
+            "buffer is not aligned"
         );
         assert!(
             offset <= self.bytes && bytes <= self.bytes - offset,
@@ -152,10 +158,8 @@ pub struct SlotBuffer {
     _arena: Arc<Arena>,
 }
 
-// SAFETY: of the buffers and views of a range, the slot states let one at a time be
-// used, and the range lives as long as the arena that the buffer holds. (The ring's
-// registry keeps a second buffer of every slot, which only names the range to the
-// kernel.)
+// SAFETY: whoever made the buffer vouches that of the buffers and views of its range one at
+// a time is used, and the range lives as long as the arena that the buffer holds.
 unsafe impl Send for SlotBuffer {}
 
 impl SlotBuffer {
@@ -172,7 +176,7 @@ impl SlotBuffer {
     /// The whole buffer.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the range is inside the arena, which is alive and zero-initialised
-        // by the kernel, and the slot's state leaves it to this buffer.
+        // by the kernel, and whoever made the buffer has left the range to it.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
 
@@ -205,8 +209,8 @@ unsafe impl tokio_uring::buf::IoBuf for SlotBuffer {
     }
 }
 
-// SAFETY: as for `IoBuf`; the slot's state leaves the range to the read that this
-// buffer was made for, so the kernel may write there.
+// SAFETY: as for `IoBuf`; whoever made the buffer has left the range to the read that it
+// was made for, so the kernel may write there.
 unsafe impl tokio_uring::buf::IoBufMut for SlotBuffer {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.start
@@ -268,55 +272,92 @@ impl View {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
+
+    fn page() -> PageSize {
+        PageSize::of_system()
+    }
+
+    fn buffer(arena: &Arc<Arena>, offset: usize, bytes: usize) -> SlotBuffer {
+        // SAFETY: the tests use buffers that overlap one after the other.
+        unsafe { arena.buffer(offset, bytes, None) }
+    }
 
     #[test]
     fn buffers_of_an_arena_are_page_aligned_and_disjoint() {
-        let arena = Arena::new(3 * PAGE_BYTES).unwrap();
-        let mut first = arena.buffer(0, PAGE_BYTES, None);
-        let mut second = arena.buffer(PAGE_BYTES, 2 * PAGE_BYTES, None);
+        let arena = Arena::new(3 * page().bytes(), page()).unwrap();
+        let mut first = buffer(&arena, 0, page().bytes());
+        let mut second = buffer(&arena, page().bytes(), 2 * page().bytes());
         first.as_mut_slice().fill(1);
         second.as_mut_slice().fill(2);
         assert!(first.as_mut_slice().iter().all(|&byte| byte == 1));
-        assert_eq!(second.as_mut_slice().as_ptr() as usize % PAGE_BYTES, 0);
+        assert_eq!(second.as_mut_slice().as_ptr() as usize % page().bytes(), 0);
     }
 
     #[test]
     fn what_is_given_back_is_zeroed_and_can_be_used_again() {
-        let arena = Arena::new(3 * PAGE_BYTES).unwrap();
-        let middle = || arena.buffer(PAGE_BYTES, PAGE_BYTES, None);
-        arena.buffer(0, 3 * PAGE_BYTES, None).as_mut_slice().fill(7);
-        arena.give_back(PAGE_BYTES, PAGE_BYTES);
-        arena.give_back(3 * PAGE_BYTES, 0);
+        let arena = Arena::new(3 * page().bytes(), page()).unwrap();
+        let middle = || buffer(&arena, page().bytes(), page().bytes());
+        buffer(&arena, 0, 3 * page().bytes()).as_mut_slice().fill(7);
+        // SAFETY: what was made before is not used any more.
+        unsafe {
+            arena.give_back(page().bytes(), page().bytes());
+            arena.give_back(3 * page().bytes(), 0);
+        }
         assert!(middle().as_mut_slice().iter().all(|&byte| byte == 0));
         middle().as_mut_slice().fill(8);
-        let mut whole = arena.buffer(0, 3 * PAGE_BYTES, None);
+        let mut whole = buffer(&arena, 0, 3 * page().bytes());
         let sum: usize = whole.as_mut_slice().iter().map(|&it| usize::from(it)).sum();
-        assert_eq!(sum, (7 + 8 + 7) * PAGE_BYTES);
+        assert_eq!(sum, (7 + 8 + 7) * page().bytes());
     }
 
     #[test]
     fn an_arena_that_holds_huge_pages_starts_on_one_and_is_usable_to_its_end() {
-        let bytes = 2 * HUGE_PAGE_BYTES + PAGE_BYTES;
-        let arena = Arena::new(bytes).unwrap();
-        let mut whole = arena.buffer(0, bytes, None);
-        assert_eq!(whole.as_mut_slice().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+        let bytes = 2 * page().huge_bytes() + page().bytes();
+        let arena = Arena::new(bytes, page()).unwrap();
+        let mut whole = buffer(&arena, 0, bytes);
+        assert_eq!(
+            whole.as_mut_slice().as_ptr() as usize % page().huge_bytes(),
+            0
+        );
         whole.as_mut_slice().fill(3);
         assert_eq!(whole.as_mut_slice()[bytes - 1], 3);
     }
 
     #[test]
+    fn less_than_a_whole_page_is_not_given_back() {
+        let page = PageSize::new(64 << 10);
+        let arena = Arena::new(2 * page.bytes() - 1, page).unwrap();
+        assert_eq!(arena.bytes(), 2 * page.bytes());
+        buffer(&arena, 0, arena.bytes()).as_mut_slice().fill(7);
+        for (offset, bytes) in [(16 << 10, 64 << 10), (0, 80 << 10)] {
+            // SAFETY: what was made before is not used any more.
+            let given_back = || unsafe { arena.give_back(offset, bytes) };
+            assert!(catch_unwind(AssertUnwindSafe(given_back)).is_err());
+        }
+        // SAFETY: as above.
+        unsafe { arena.give_back(page.bytes(), page.bytes()) };
+        let mut whole = buffer(&arena, 0, arena.bytes());
+        let (first, second) = whole.as_mut_slice().split_at(page.bytes());
+        assert!(first.iter().all(|&byte| byte == 7) && second.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
     #[should_panic(expected = "outside the arena")]
     fn a_buffer_past_the_end_is_refused() {
-        let _ = Arena::new(PAGE_BYTES)
-            .unwrap()
-            .buffer(0, PAGE_BYTES + 1, None);
+        let _ = buffer(
+            &Arena::new(page().bytes(), page()).unwrap(),
+            0,
+            page().bytes() + 1,
+        );
     }
 
     #[test]
     fn a_buffer_outlives_the_handle_to_its_arena() {
-        let arena = Arena::new(PAGE_BYTES).unwrap();
-        let mut buffer = arena.buffer(0, PAGE_BYTES, None);
+        let arena = Arena::new(page().bytes(), page()).unwrap();
+        let mut buffer = buffer(&arena, 0, page().bytes());
         drop(arena);
         buffer.as_mut_slice()[0] = 7;
         assert_eq!(buffer.as_mut_slice()[0], 7);

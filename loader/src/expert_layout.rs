@@ -3,9 +3,8 @@
 //! An expert is its rows of its mixture's gate, up and down matrices: three extents of the file.
 //! A slot has room for those of any expert, each in whole pages.
 
-use crate::arena::PAGE_BYTES;
-use crate::files::Window;
 use crate::gguf::{Catalog, Extent, Tensor};
+use crate::page::PageSize;
 
 /// The matrices that an expert has rows of: gate, up and down.
 pub const EXPERT_PARTS: usize = 3;
@@ -181,19 +180,16 @@ impl PartExtents {
 }
 
 impl ExpertLayout {
-    /// Lays the experts of all mixtures out: a slot holds any of them.
-    pub fn new(catalog: &Catalog, uses: &[ExpertUse]) -> Self {
+    /// Lays the experts of all mixtures out, in whole pages: a slot holds any of them.
+    pub fn new(catalog: &Catalog, uses: &[ExpertUse], page: PageSize) -> Self {
         let mixtures: Vec<MixtureLayout> = uses
             .iter()
             .map(|mixture| {
                 let mut offset = 0;
                 let parts = std::array::from_fn(|part| {
                     let extents = mixture.extents(catalog, part);
-                    let window = |expert| {
-                        let extent = extents.of(expert);
-                        Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES).bytes
-                    };
-                    let bytes = (0..mixture.experts).map(window).max().unwrap_or(0);
+                    let held_bytes = |expert| page.held_bytes(&extents.of(expert)) as usize;
+                    let bytes = (0..mixture.experts).map(held_bytes).max().unwrap_or(0);
                     let layout = PartLayout {
                         extents,
                         offset,

@@ -300,15 +300,20 @@ impl ExpertSlots {
                 part: part as u8,
             },
             extent: self.layout.extent(id, part),
-            buffer: self.buffer(slot, id.mixture, part),
+            // SAFETY: the slot was empty when it was given to the expert, no stale read into it
+            // is under way, and each of the expert's parts has one read.
+            buffer: unsafe { self.buffer(slot, id.mixture, part) },
         })
     }
 
-    fn buffer(&self, slot: usize, mixture: usize, part: usize) -> Option<SlotBuffer> {
+    /// # Safety
+    /// The slot has no bytes of the part, and no other read into them is under way.
+    unsafe fn buffer(&self, slot: usize, mixture: usize, part: usize) -> Option<SlotBuffer> {
         let PartLayout { offset, bytes, .. } = self.layout.mixtures[mixture].parts[part];
         let start = slot * self.layout.slot_bytes + offset;
         let arena = self.arena.as_ref()?;
-        let mut buffer = arena.buffer(start, bytes, None);
+        // SAFETY: neither slots nor the parts of one overlap; the caller vouches for the rest.
+        let mut buffer = unsafe { arena.buffer(start, bytes, None) };
         if cfg!(debug_assertions) {
             buffer.as_mut_slice().fill(POISON);
         }
@@ -372,7 +377,10 @@ impl ExpertSlots {
         let start = last.map_or(self.open, |slot| slot + 1);
         if let Some(arena) = &self.arena {
             let bytes = (self.held - start) * self.layout.slot_bytes;
-            arena.give_back(start * self.layout.slot_bytes, bytes);
+            // SAFETY: closed slots are empty: nobody has a view of their bytes, and slices of
+            // those that there were ended with the borrow of the weights that this changes. No
+            // read into those from `start` on is under way.
+            unsafe { arena.give_back(start * self.layout.slot_bytes, bytes) };
         }
         self.held = start;
     }

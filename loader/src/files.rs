@@ -17,9 +17,13 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{Whence, lseek};
 
-use crate::arena::PAGE_BYTES;
 use crate::faults::Faults;
 use crate::gguf::{FileIdentity, ModelFile};
+use crate::page::PageSize;
+
+/// What a read with O_DIRECT may have to be aligned to, in memory and in the file. Where a
+/// filesystem asks for more, files are read through the page cache.
+pub const DIRECT_ALIGNMENT_MAX: usize = 4096;
 
 /// Why the model's files cannot be opened for streaming.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +72,7 @@ pub struct OpenFiles {
     faults: Option<Arc<dyn Faults>>,
 }
 
-/// A read widened to the alignment that O_DIRECT asks for.
+/// A range of a file widened to an alignment: that which O_DIRECT asks for, or pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// File offset of the first byte to read.
@@ -217,7 +221,8 @@ impl OpenFile {
             return;
         }
         // Outward, because the kernel drops whole pages only.
-        let pages = Window::around(window.offset, window.bytes, PAGE_BYTES);
+        let page = PageSize::of_system();
+        let pages = Window::around(window.offset, window.bytes, page.bytes());
         let _ = posix_fadvise(
             &self.file,
             pages.offset as i64,
@@ -347,16 +352,16 @@ fn open_direct(path: &Path) -> Option<(File, usize)> {
         .custom_flags(libc::O_DIRECT)
         .open(path)
         .ok()?;
-    let alignment = stated_alignment(&file).unwrap_or(PAGE_BYTES);
+    let alignment = stated_alignment(&file).unwrap_or(DIRECT_ALIGNMENT_MAX);
     // Stated to be none: such a file takes the flag and is read through the cache.
     if alignment == 0 {
         return None;
     }
     // Some filesystems take the flag and refuse the reads.
-    let mut probe = ProbeBuffer([0; PAGE_BYTES]);
-    let length = alignment.min(PAGE_BYTES);
+    let mut probe = ProbeBuffer([0; DIRECT_ALIGNMENT_MAX]);
+    let length = alignment.min(DIRECT_ALIGNMENT_MAX);
     file.read_at(&mut probe.0[..length], 0).ok()?;
-    (alignment <= PAGE_BYTES).then_some((file, alignment))
+    (alignment <= DIRECT_ALIGNMENT_MAX).then_some((file, alignment))
 }
 
 /// Opens without O_DIRECT and without readahead: what the kernel reads beyond a
@@ -368,7 +373,7 @@ fn open_cached(path: &Path) -> io::Result<File> {
 }
 
 #[repr(align(4096))]
-struct ProbeBuffer([u8; PAGE_BYTES]);
+struct ProbeBuffer([u8; DIRECT_ALIGNMENT_MAX]);
 
 /// The larger of the memory and the offset alignment that `statx` states for
 /// direct I/O (Linux 6.1 and later), if it states any; 0 for a file that cannot be

@@ -14,6 +14,7 @@ pub mod expert_slots;
 mod faults;
 pub mod files;
 pub mod gguf;
+pub mod page;
 pub mod page_cache;
 pub mod plan;
 pub mod probe;

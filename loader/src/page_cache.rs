@@ -10,7 +10,7 @@ use memmap2::MmapOptions;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::unistd::{AccessFlags, access, geteuid};
 
-use crate::arena::PAGE_BYTES;
+use crate::page::PageSize;
 
 /// Bytes of a file that are asked about at once, so that the answer, a byte for each
 /// page, stays small.
@@ -69,7 +69,7 @@ fn resident_in(file: &File, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
     let mut options = MmapOptions::new();
     // SAFETY: nothing reads the mapping, so it does not matter who writes to the file.
     let map = unsafe { options.offset(offset).len(bytes).map(file) }?;
-    let mut pages = vec![0_u8; bytes.div_ceil(PAGE_BYTES)];
+    let mut pages = vec![0_u8; bytes.div_ceil(PageSize::of_system().bytes())];
     // SAFETY: the range is the whole mapping, which begins on a page, and `pages` has a
     // byte for each of its pages.
     let code = unsafe {

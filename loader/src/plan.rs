@@ -9,29 +9,24 @@
 //! A token goes to few of a mixture's experts, so these are no units: what every token
 //! goes through is pinned first, and the rest of the budget becomes slots for experts.
 
-use crate::arena::{HUGE_PAGE_BYTES, PAGE_BYTES};
+mod ring;
+
 use crate::expert_layout::{EXPERT_PARTS, ExpertLayout, ExpertUse};
-use crate::files::Window;
+use crate::files::DIRECT_ALIGNMENT_MAX;
 use crate::gguf::{Catalog, Extent};
+use crate::page::PageSize;
 use crate::probe::Curve;
 use crate::unit::{Section, Unit, WeightUse, partition};
+use ring::RingRoom;
 
 /// Reads of 1 MiB and more reach a drive's bandwidth with four under way. Every read costs
 /// the processor tens of microseconds, so they are of this size where there is room: the
 /// choice for a drive that nobody has measured.
 const SLOT_BYTES_MAX: u64 = 2 << 20;
-/// The smallest unit worth a read: with its alignment, a slot of 256 KiB.
-const UNIT_BYTES_MIN: u64 = (256 << 10) - PAGE_BYTES as u64;
-/// A ring deeper than this hides no more latency, and takes what could be pinned.
-const SLOTS_MAX: u64 = 16;
-/// Slots of a ring before they grow.
-const SLOTS_WANTED: u64 = 8;
+/// The smallest unit worth a read has, with its alignment, a slot of this size.
+const SLOT_BYTES_MIN: u64 = 256 << 10;
 /// All weights are cut into as many units at least, so that there is something to pin.
 const UNITS_MIN: u64 = 16;
-/// One slot is read while the other is computed on.
-const SLOTS_MIN: u64 = 2;
-/// The part of the weights' budget that a ring may take, as a divisor.
-const RING_SHARE: u64 = 16;
 /// The part of a ring that may be added to fill its last huge page, as a divisor.
 const RING_WASTE: usize = 8;
 /// Embedding rows that are looked up at a time.
@@ -63,6 +58,8 @@ pub struct PlanInputs<'a> {
     pub may_map: bool,
     /// What the drive gives, if it has been measured.
     pub drive: Option<&'a Curve>,
+    /// The pages that memory comes in.
+    pub page: PageSize,
 }
 
 /// Where a unit's bytes are during a pass.
@@ -149,6 +146,8 @@ pub struct Plan {
     pub row_slot_bytes: usize,
     /// Whether the weights are used from a mapping of the file.
     pub is_mapped: bool,
+    /// The pages that memory comes in.
+    pub page: PageSize,
 }
 
 /// The budget cannot hold the model.
@@ -181,7 +180,7 @@ impl Plan {
                 return Ok(resident);
             }
         }
-        let expert_slots = least_expert_slots(catalog, inputs.experts);
+        let expert_slots = least_expert_slots(catalog, &inputs);
         if expert_slots.is_some() {
             let mut plan = Self::with_slots_for_experts_only(catalog, &inputs, &expert_slots);
             needed_bytes = needed_bytes.min(plan.total_bytes());
@@ -190,18 +189,21 @@ impl Plan {
                 return Ok(plan);
             }
         }
-        let unit_bytes_min = smallest_unit(catalog, inputs.uses);
         let for_slots = expert_slots.as_ref().map_or(0, ExpertSlotsPlan::bytes);
-        let for_units = for_weights.saturating_sub(for_slots);
-        let measured = inputs.drive.and_then(|curve| {
-            let weight_bytes = weight_bytes(catalog, inputs.uses);
-            measured_shape(curve, for_units, weight_bytes, unit_bytes_min)
-        });
-        let shape = measured.unwrap_or_else(|| ring_shape(for_units, unit_bytes_min));
+        let room = RingRoom {
+            for_weights: for_weights.saturating_sub(for_slots),
+            unit_bytes_min: smallest_unit(catalog, &inputs),
+            page: inputs.page,
+        };
+        let weight_bytes = weight_bytes(catalog, inputs.uses);
+        let measured = inputs
+            .drive
+            .and_then(|curve| room.measured(curve, weight_bytes));
+        let shape = measured.unwrap_or_else(|| room.unmeasured());
         let mut plan = Self::streamed(catalog, &inputs, shape, &expert_slots);
         if plan.total_bytes() > inputs.budget_bytes {
             // Whole pages and the embedding's rows can leave less than the ring's share.
-            let shape = (SLOTS_MIN as usize, unit_bytes_min);
+            let shape = (ring::SLOTS_MIN, room.unit_bytes_min);
             plan = Self::streamed(catalog, &inputs, shape, &expert_slots);
         }
         let fixed_bytes = plan.total_bytes();
@@ -211,7 +213,7 @@ impl Plan {
                 needed_bytes: needed_bytes.min(fixed_bytes),
             });
         }
-        plan.residency = pin(&plan.units, inputs.budget_bytes - fixed_bytes);
+        plan.residency = pin(&plan.units, inputs.budget_bytes - fixed_bytes, plan.page);
         Ok(plan)
     }
 
@@ -222,7 +224,7 @@ impl Plan {
         plan.residency.fill(Residency::Pinned);
         plan.expert_runs = expert_runs(catalog, inputs.experts, SLOT_BYTES_MAX);
         if !plan.is_mapped {
-            plan.spare_expert_slots = least_expert_slots(catalog, inputs.experts);
+            plan.spare_expert_slots = least_expert_slots(catalog, inputs);
         }
         plan
     }
@@ -260,7 +262,7 @@ impl Plan {
     ) -> Self {
         let mut plan = Self::without_residency(catalog, inputs, unit_bytes);
         plan.slots = slots;
-        plan.slot_bytes = slot_bytes(&plan.units);
+        plan.slot_bytes = slot_bytes(&plan.units, plan.page);
         plan.expert_slots.clone_from(expert_slots);
         plan
     }
@@ -281,11 +283,13 @@ impl Plan {
             slot_bytes: 0,
             row_slot_bytes: widest_window(row_bytes),
             is_mapped: false,
+            page: inputs.page,
         }
     }
 
     /// Bytes of weights in memory for good, as they are held: whole pages.
     pub fn pinned_bytes(&self) -> u64 {
+        let held_bytes = |unit: &Unit| self.page.held_bytes(&unit.extent);
         let units: u64 = self.units_with(Residency::Pinned).map(held_bytes).sum();
         units + self.expert_run_bytes()
     }
@@ -293,7 +297,7 @@ impl Plan {
     /// Those of them that are experts.
     pub(crate) fn expert_run_bytes(&self) -> u64 {
         let runs = self.expert_runs.iter();
-        runs.map(|run| held(&run.extent)).sum()
+        runs.map(|run| self.page.held_bytes(&run.extent)).sum()
     }
 
     /// Bytes of the slots for experts.
@@ -311,7 +315,7 @@ impl Plan {
     /// Bytes of the ring: whole huge pages, unless that wastes much.
     pub fn ring_bytes(&self) -> u64 {
         let bytes = self.slots * self.slot_bytes;
-        let huge_bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
+        let huge_bytes = bytes.next_multiple_of(self.page.huge_bytes());
         let is_little = huge_bytes - bytes <= bytes / RING_WASTE;
         (if is_little { huge_bytes } else { bytes }) as u64
     }
@@ -321,7 +325,7 @@ impl Plan {
         if self.is_mapped {
             0
         } else {
-            (ROW_SLOTS * self.row_slot_bytes) as u64
+            (ROW_SLOTS * self.row_slot_bytes).next_multiple_of(self.page.bytes()) as u64
         }
     }
 
@@ -366,20 +370,11 @@ fn sum(items: &[Item]) -> u64 {
         .fold(0, |bytes, item| bytes.saturating_add(item.bytes))
 }
 
-/// Memory that a pinned unit takes: its extent, widened to whole pages.
-pub fn held_bytes(unit: &Unit) -> u64 {
-    held(&unit.extent)
-}
-
-pub(crate) fn held(extent: &Extent) -> u64 {
-    Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES).bytes as u64
-}
-
 /// Slots for the experts that a token goes to in a mixture: less serves nobody.
-fn least_expert_slots(catalog: &Catalog, uses: &[ExpertUse]) -> Option<ExpertSlotsPlan> {
-    let used = uses.iter().map(|mixture| mixture.used).max()?;
+fn least_expert_slots(catalog: &Catalog, inputs: &PlanInputs<'_>) -> Option<ExpertSlotsPlan> {
+    let used = inputs.experts.iter().map(|mixture| mixture.used).max()?;
     Some(ExpertSlotsPlan {
-        layout: ExpertLayout::new(catalog, uses),
+        layout: ExpertLayout::new(catalog, inputs.experts, inputs.page),
         slots: used,
         used,
     })
@@ -413,19 +408,19 @@ fn expert_runs(catalog: &Catalog, uses: &[ExpertUse], run_bytes: u64) -> Vec<Exp
     runs
 }
 
-/// Memory that `bytes` at any offset may need once they are widened to whole pages.
+/// What `bytes` at any offset may be widened to for a direct read.
 fn widest_window(bytes: u64) -> usize {
-    (bytes as usize).next_multiple_of(PAGE_BYTES) + PAGE_BYTES
+    (bytes as usize).next_multiple_of(DIRECT_ALIGNMENT_MAX) + DIRECT_ALIGNMENT_MAX
 }
 
 /// Bytes of the largest unit where memory is scarcest: one worth a read, but a row at
 /// least, and a small part of a small model.
-fn smallest_unit(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
-    let rows = uses
-        .iter()
-        .map(|weight| catalog.tensors()[weight.tensor].row_bytes());
-    UNIT_BYTES_MIN
-        .min(weight_bytes(catalog, uses) / UNITS_MIN)
+fn smallest_unit(catalog: &Catalog, inputs: &PlanInputs<'_>) -> u64 {
+    let tensors = inputs.uses.iter().map(|weight| weight.tensor);
+    let rows = tensors.map(|tensor| catalog.tensors()[tensor].row_bytes());
+    SLOT_BYTES_MIN
+        .saturating_sub(inputs.page.bytes() as u64)
+        .min(weight_bytes(catalog, inputs.uses) / UNITS_MIN)
         .max(rows.max().unwrap_or(1))
 }
 
@@ -435,56 +430,15 @@ fn weight_bytes(catalog: &Catalog, uses: &[WeightUse]) -> u64 {
         .sum()
 }
 
-/// The ring with which a pass takes the least time, by what a drive gives that has been
-/// measured: slots, and the bytes of the largest unit. `None` where no measured one is
-/// small enough.
-fn measured_shape(
-    curve: &Curve,
-    for_weights: u64,
-    weight_bytes: u64,
-    unit_bytes_min: u64,
-) -> Option<(usize, u64)> {
-    let ring_bytes_max = for_weights / RING_SHARE;
-    let rest_bytes = weight_bytes.saturating_sub(for_weights);
-    let point = curve.fastest_for(weight_bytes, rest_bytes, ring_bytes_max)?;
-    let unit_bytes = point.block_bytes.max(unit_bytes_min);
-    let slots = point.depth.max(SLOTS_MIN as usize);
-    let fits = slots as u64 * unit_bytes <= ring_bytes_max;
-    fits.then(|| (slots, unit_of_slot(unit_bytes, unit_bytes_min)))
-}
-
-/// The ring for a drive of which nothing is known: slots, and the bytes of the largest
-/// unit.
-fn ring_shape(for_weights: u64, unit_bytes_min: u64) -> (usize, u64) {
-    let ring_bytes = for_weights / RING_SHARE;
-    let mut unit_bytes = SLOT_BYTES_MAX;
-    while unit_bytes > unit_bytes_min && unit_bytes * SLOTS_WANTED > ring_bytes {
-        unit_bytes /= 2;
-    }
-    let unit_bytes = unit_bytes.max(unit_bytes_min);
-    let slots = (ring_bytes / unit_bytes).clamp(SLOTS_MIN, SLOTS_MAX);
-    (slots as usize, unit_of_slot(unit_bytes, unit_bytes_min))
-}
-
-/// The largest unit of a slot that is to take `slot_bytes`: wherever in a page it starts,
-/// it takes no more.
-fn unit_of_slot(slot_bytes: u64, unit_bytes_min: u64) -> u64 {
-    slot_bytes
-        .saturating_sub(PAGE_BYTES as u64)
-        .max(unit_bytes_min)
-}
-
 /// A slot holds any unit, wherever in a page it starts.
-fn slot_bytes(units: &[Unit]) -> usize {
-    units
-        .iter()
-        .map(|unit| held_bytes(unit) as usize)
-        .max()
-        .unwrap_or(0)
+fn slot_bytes(units: &[Unit], page: PageSize) -> usize {
+    let held_bytes = units.iter().map(|unit| page.held_bytes(&unit.extent));
+    held_bytes.max().unwrap_or(0) as usize
 }
 
 /// Pins units worth up to `bytes`, evenly over the pass.
-fn pin(units: &[Unit], bytes: u64) -> Vec<Residency> {
+fn pin(units: &[Unit], bytes: u64, page: PageSize) -> Vec<Residency> {
+    let held_bytes = |unit: &Unit| page.held_bytes(&unit.extent);
     let total: u64 = units.iter().map(held_bytes).sum();
     let mut residency = vec![Residency::Streamed; units.len()];
     let mut passed: u64 = 0;
@@ -512,7 +466,12 @@ fn pin(units: &[Unit], bytes: u64) -> Vec<Residency> {
 mod tests {
     use super::*;
     use crate::gguf::Extent;
-    use crate::probe::Point;
+
+    const PAGE_BYTES: usize = 4096;
+
+    fn page() -> PageSize {
+        PageSize::new(PAGE_BYTES)
+    }
 
     fn units(count: usize) -> Vec<Unit> {
         (0..count)
@@ -531,7 +490,7 @@ mod tests {
     #[test]
     fn pinned_units_are_spread_over_the_pass_and_stay_within_the_bytes() {
         let units = units(100);
-        let residency = pin(&units, 51 * PAGE_BYTES as u64);
+        let residency = pin(&units, 51 * PAGE_BYTES as u64, page());
         let pinned: Vec<usize> = (0..100)
             .filter(|&index| residency[index] == Residency::Pinned)
             .collect();
@@ -551,44 +510,9 @@ mod tests {
     #[test]
     fn nothing_is_pinned_for_nothing() {
         assert!(
-            pin(&units(3), 0)
+            pin(&units(3), 0, page())
                 .iter()
                 .all(|&place| place == Residency::Streamed)
         );
-    }
-
-    #[test]
-    fn a_measured_ring_grows_only_as_far_as_it_saves_more_time_than_it_costs() {
-        let point = |block_bytes, depth, bytes_per_second| Point {
-            block_bytes,
-            depth,
-            bytes_per_second,
-        };
-        let curve = Curve {
-            points: vec![
-                point(1 << 20, 2, 1e9),
-                point(1 << 20, 8, 2e9),
-                point(4 << 20, 16, 2.1e9),
-            ],
-        };
-        let shape = |for_weights: u64, weight_bytes: u64| {
-            measured_shape(&curve, for_weights << 20, weight_bytes << 20, 1 << 18)
-        };
-        // 2000 MiB to be read are worth 56 MiB more; 100 MiB are not.
-        let page = PAGE_BYTES as u64;
-        assert_eq!(shape(2000, 4000), Some((16, (4 << 20) - page)));
-        assert_eq!(shape(2000, 2100), Some((8, (1 << 20) - page)));
-        // A part of 120 MiB holds no ring of 8 MiB; one of 16 MiB holds none at all.
-        assert_eq!(shape(120, 3000), Some((2, (1 << 20) - page)));
-        assert_eq!(shape(16, 3000), None);
-    }
-
-    #[test]
-    fn a_ring_has_two_small_slots_at_least_and_sixteen_large_ones_at_most() {
-        let page = PAGE_BYTES as u64;
-        assert_eq!(ring_shape(0, 256 << 10), (2, 256 << 10));
-        assert_eq!(ring_shape(64 << 30, 256 << 10), (16, (2 << 20) - page));
-        assert_eq!(ring_shape(256 << 20, 256 << 10), (8, (2 << 20) - page));
-        assert_eq!(ring_shape(0, 3 << 20), (2, 3 << 20));
     }
 }

@@ -15,9 +15,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::arena::{Arena, PAGE_BYTES};
+use crate::arena::Arena;
 use crate::files::{OpenFile, OpenFiles};
 use crate::gguf::Extent;
+use crate::page::PageSize;
 use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader, in_flight_of_ring};
 use crate::slots::SlotTable;
 
@@ -346,13 +347,15 @@ impl<'a> Probe<'a> {
             }
         }
         let depth = points.iter().map(|point| point.depth).max().unwrap_or(1);
+        let page = PageSize::of_system();
         let arena_bytes = points.iter().map(Point::ring_bytes).max();
-        let arena = Arena::new(arena_bytes.unwrap_or(0) as usize).map_err(refused)?;
+        let arena = Arena::new(arena_bytes.unwrap_or(0) as usize, page).map_err(refused)?;
+        // SAFETY: the first buffer of the arena, gone before there is another.
+        let mut whole = unsafe { arena.buffer(0, arena.bytes(), None) };
         // Touched now: a first write to a page is no part of a drive's speed.
-        arena
-            .buffer(0, arena.bytes(), None)
+        whole
             .as_mut_slice()
-            .chunks_mut(PAGE_BYTES)
+            .chunks_mut(page.bytes())
             .for_each(|page| page[0] = 1);
         let mut readers = BTreeMap::new();
         for point in points {
@@ -408,12 +411,15 @@ impl<'a> Probe<'a> {
     fn begin(&mut self, point: &Point, slot: usize) -> Extent {
         let extent = self.next_extent(point.block_bytes);
         let bytes = point.block_bytes as usize;
-        let buffer = self.arena.buffer(slot * bytes, bytes, None);
+        let completion = self.table.begin(slot);
+        // SAFETY: the slot was free, and a point's slots do not overlap each other. Those of
+        // the point before are free too, for a turn ends when all of its reads have landed.
+        let buffer = unsafe { self.arena.buffer(slot * bytes, bytes, None) };
         let reader = self.reader(point);
         reader.submit(ReadRequest {
             extent,
             buffer: reader.backend().needs_buffers().then_some(buffer),
-            completion: self.table.begin(slot),
+            completion,
         });
         extent
     }

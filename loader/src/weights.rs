@@ -28,7 +28,8 @@ use crate::expert_layout::EXPERT_PARTS;
 use crate::expert_slots::EXPERT_READS;
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
-use crate::plan::{ExpertRun, Plan, ROW_SLOTS, held, held_bytes};
+use crate::page::PageSize;
+use crate::plan::{ExpertRun, Plan, ROW_SLOTS};
 use crate::reader::{self, Backend, ReadError, ReadLimits, ReadRequest, Reader};
 use crate::slots::{SlotTable, TracedRead};
 use crate::trace::{Activity, Subject, Trace};
@@ -38,9 +39,6 @@ use ring::{Ring, SlotBuffers};
 
 /// Reads asked for at a time while pinned units are loaded.
 const LOAD_DEPTH: usize = 8;
-
-/// Slots of the ring that a plan without one gets when its units are given back.
-const SPARE_SLOTS: usize = 4;
 
 /// Why weights cannot be brought into memory.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +110,7 @@ pub struct Weights {
     files: Arc<OpenFiles>,
     table: Arc<SlotTable>,
     units: Vec<Unit>,
+    page: PageSize,
     pinned: Pinned,
     ring: Ring,
     experts: Experts,
@@ -144,9 +143,10 @@ impl Weights {
         let with_buffers = backend.needs_buffers();
         let arena_of = |bytes: u64| {
             let bytes = if with_buffers { bytes } else { 0 };
-            Arena::new(bytes as usize).map_err(|source| WeightsError::Memory { bytes, source })
+            Arena::new(bytes as usize, plan.page)
+                .map_err(|source| WeightsError::Memory { bytes, source })
         };
-        let (slots, slot_bytes) = ring_shape(plan, with_buffers);
+        let (slots, slot_bytes) = ring::shape(plan, with_buffers);
         let buffers = SlotBuffers {
             arena: arena_of(plan.ring_bytes().max((slots * slot_bytes) as u64))?,
             rows: arena_of((ROW_SLOTS * plan.row_slot_bytes) as u64)?,
@@ -162,7 +162,7 @@ impl Weights {
         let table = SlotTable::new(slot_count.max(LOAD_DEPTH));
         // Registered buffers take their memory at once, which a spare ring may never need.
         let registered = match plan.slots > 0 {
-            true => buffers.ring_buffers(),
+            true => buffers.registered(),
             false => Vec::new(),
         };
         let in_use_max = plan
@@ -184,6 +184,7 @@ impl Weights {
             files: Arc::clone(files),
             table,
             units: plan.units.clone(),
+            page: plan.page,
             pinned: Pinned::new(plan, pinned_arena, with_buffers),
             ring: Ring::new(plan.units.len(), slots),
             expert_slots_min: slots_planned.map_or(0, |planned| planned.used),
@@ -390,8 +391,12 @@ impl Weights {
                     .await?;
             }
             let (subject, buffer) = match load {
-                Load::Unit(unit) => (Subject::Unit(unit), self.pinned.buffer(unit)),
-                Load::Experts(run) => (Subject::Nothing, self.experts.next_buffer(&run.extent)),
+                // SAFETY: each unit is loaded once, and nothing is given back meanwhile.
+                Load::Unit(unit) => (Subject::Unit(unit), unsafe { self.pinned.buffer(unit) }),
+                Load::Experts(run) => (
+                    Subject::Nothing,
+                    self.experts.next_buffer(self.page.held_bytes(&run.extent)),
+                ),
             };
             let extent = load.extent(&self.units);
             self.submit(sequence % LOAD_DEPTH, subject, extent, buffer);
@@ -417,7 +422,7 @@ impl Weights {
             Load::Unit(unit) => self.pinned.put(unit, view),
             Load::Experts(run) => self.experts.stay(run, view),
         }
-        *loaded += held(&load.extent(&self.units));
+        *loaded += self.page.held_bytes(&load.extent(&self.units));
         progress(*loaded);
         // Reads that are always there in time would leave nobody a moment to stop this.
         tokio::task::yield_now().await;
@@ -427,7 +432,9 @@ impl Weights {
     /// A unit that is wanted in memory has come through the ring: keeps its bytes, and
     /// gives its slot back.
     fn keep(&mut self, unit: usize, slot: usize, view: View) {
-        let Some(mut buffer) = self.pinned.buffer(unit) else {
+        // SAFETY: loading has ended, so the unit has no other buffer, and this one is filled and
+        // gone before anything is given back.
+        let Some(mut buffer) = (unsafe { self.pinned.buffer(unit) }) else {
             // A mapping's bytes stay where they are if they are not released.
             self.table.give_back(slot);
             return self.pinned.put(unit, view);
@@ -446,10 +453,12 @@ impl Weights {
         let streamed = (0..self.units.len()).filter(|&unit| self.pinned.view(unit).is_none());
         self.ring.set_order(streamed, &self.units);
         if self.has_spare_ring && self.ring.order.is_empty() {
-            let (slots, bytes) = self.buffers.ring;
             // What was abandoned may still land: up to all slots outside the plan, until units
             // are given back and taken again the next time.
-            self.buffers.arena.give_back(0, slots * bytes);
+            //
+            // SAFETY: a free slot has no read under way, nobody uses what it held, and while
+            // this borrows the weights nothing is read into it.
+            unsafe { self.buffers.give_ring_back(|slot| self.table.is_free(slot)) };
         }
     }
 
@@ -492,7 +501,8 @@ impl Weights {
             let Some(unit) = self.ring.next_unit() else {
                 return;
             };
-            let buffer = self.buffers.ring_buffer(slot);
+            // SAFETY: the slot is free, and given this read.
+            let buffer = unsafe { self.buffers.ring_buffer(slot) };
             let subject = Subject::Unit(unit);
             self.submit(slot, subject, self.units[unit].extent, buffer);
             self.ring.queue.push_back((slot, unit));
@@ -510,7 +520,8 @@ impl Weights {
             }
         })
         .await;
-        let buffer = self.buffers.row_buffer(place);
+        // SAFETY: the slot is free, and given this read.
+        let buffer = unsafe { self.buffers.row_buffer(place) };
         self.submit(slot, Subject::Embedding, *extent, buffer);
     }
 
@@ -570,15 +581,6 @@ impl Weights {
             self.reader.release(&self.extents[slot]);
         }
     }
-}
-
-/// Slots of the ring, and their bytes. A mapping in which all is pinned needs none.
-fn ring_shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
-    if plan.slots > 0 || !with_buffers {
-        return (plan.slots, plan.slot_bytes);
-    }
-    let largest = plan.units.iter().map(held_bytes).max().unwrap_or(0);
-    (SPARE_SLOTS, largest as usize)
 }
 
 /// Extents that are not released at a time: those of reads in `slots`, and all that stays.

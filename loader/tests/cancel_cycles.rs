@@ -8,6 +8,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use emel_loader::counting_allocator::CountingAllocator;
+use emel_loader::page::PageSize;
 use emel_loader::plan::Plan;
 use emel_loader::reader::Backend;
 use emel_loader::weights::{Pass, Weights};
@@ -111,5 +112,5 @@ fn settled(weights: &mut Weights, plan: &Plan, model: &Model) -> (usize, usize) 
 fn resident_bytes() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
-    pages * 4096
+    pages * PageSize::of_system().bytes()
 }

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertId, ExpertLayout, ExpertPart, ExpertUse};
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, TensorType};
+use emel_loader::page::PageSize;
 use emel_loader::plan::{ExpertSlotsPlan, Plan, PlanInputs};
 use emel_loader::reader::{Backend, ReadError};
 use emel_loader::weights::{PlacedExpert, Weights};
@@ -79,6 +80,7 @@ impl Model {
             embedding: 0,
             may_map: backend == Backend::Mmap,
             drive: None,
+            page: PageSize::of_system(),
         };
         let mut plan = Plan::new(&self.catalog, inputs).unwrap();
         assert!(!plan.streams());
@@ -86,7 +88,7 @@ impl Model {
             plan.expert_runs.clear();
             plan.is_mapped = false;
             plan.expert_slots = Some(ExpertSlotsPlan {
-                layout: ExpertLayout::new(&self.catalog, &self.uses),
+                layout: ExpertLayout::new(&self.catalog, &self.uses, plan.page),
                 slots: SLOTS,
                 used: 2,
             });
@@ -226,7 +228,7 @@ fn an_expert_is_read_once_and_with_little_around_it() {
         assert!(!weights.want_expert(2, id), "it is there");
         let reading = weights.statistics();
         assert_eq!(reading.reads, 3);
-        let layout = ExpertLayout::new(&model.catalog, &model.uses);
+        let layout = ExpertLayout::new(&model.catalog, &model.uses, PageSize::of_system());
         assert!(reading.bytes_read <= layout.slot_bytes as u64);
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use crate::support::{Model, open, run, wait_until};
+use emel_loader::page::PageSize;
 use emel_loader::plan::Plan;
 use emel_loader::weights::Weights;
 use emel_tests::run::READERS;
@@ -25,8 +26,17 @@ fn units_come_and_go_and_every_pass_has_the_bytes_of_the_file() {
         println!("{}, seed 0x11fe", backend.name());
         let mut random = Pcg64::new(0x11fe, 1);
         let model = Model::new();
-        for more_bytes in [0, 60_000, 150_000, 1 << 30] {
-            let plan = model.plan(more_bytes);
+        let page = |kib: usize| PageSize::new(kib << 10);
+        for (more_bytes, page) in [
+            (0, PageSize::of_system()),
+            (60_000, PageSize::of_system()),
+            (150_000, PageSize::of_system()),
+            (150_000, page(16)),
+            (600_000, page(64)),
+            (1 << 30, PageSize::of_system()),
+            (1 << 30, page(64)),
+        ] {
+            let plan = model.plan_in_pages(more_bytes, page);
             let planned = plan.pinned_bytes();
             let mut weights = open(&model.files(None), &plan, backend);
             assert_eq!(weights.pinned_bytes(), planned);
@@ -74,7 +84,7 @@ fn what_fits_stays_and_what_does_not_is_read_in_every_pass() {
         assert_eq!(weights.pinned_bytes(), kept);
         assert!(
             read_in_a_pass(&model, &plan, &mut weights)
-                >= planned - kept - plan.units.len() as u64 * 4096
+                >= planned - kept - plan.units.len() as u64 * plan.page.bytes() as u64
         );
         weights.set_kept_bytes(0);
         assert_eq!(weights.pinned_bytes(), 0);

@@ -5,16 +5,20 @@
 use std::fs;
 use std::path::PathBuf;
 
-use emel_loader::arena::PAGE_BYTES;
+use emel_loader::page::PageSize;
 use emel_loader::page_cache::{cached_pages, evict};
 use tempfile::TempDir;
+
+fn page_bytes() -> usize {
+    PageSize::of_system().bytes()
+}
 
 /// A file of some pages and a part of one, all of them in the page cache.
 fn file_of(pages: usize) -> (TempDir, PathBuf) {
     // Not in memory, as /tmp may be: there is no drive to drop pages to.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = folder.path().join("file");
-    fs::write(&path, vec![7; (pages - 1) * PAGE_BYTES + 100]).unwrap();
+    fs::write(&path, vec![7; (pages - 1) * page_bytes() + 100]).unwrap();
     (folder, path)
 }
 
@@ -35,7 +39,7 @@ fn a_file_that_was_just_written_is_resident_until_it_is_evicted() {
 fn what_is_read_again_is_resident_again() {
     let (_folder, path) = file_of(300);
     evict(&path).unwrap();
-    assert_eq!(fs::read(&path).unwrap().len(), 299 * PAGE_BYTES + 100);
+    assert_eq!(fs::read(&path).unwrap().len(), 299 * page_bytes() + 100);
     assert_eq!(cached_pages(&path).unwrap().resident, 300);
 }
 
@@ -57,6 +61,6 @@ fn a_file_larger_than_what_is_asked_at_once_is_counted_whole() {
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(bytes).unwrap();
     let found = cached_pages(&path).unwrap();
-    assert_eq!(found.pages, bytes / PAGE_BYTES as u64);
+    assert_eq!(found.pages, bytes / page_bytes() as u64);
     assert_eq!(found.resident, 1);
 }

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use emel_loader::expert_layout::{ExpertPart, ExpertUse};
-use emel_loader::gguf::{Catalog, TensorType};
-use emel_loader::plan::{Item, Plan, PlanError, PlanInputs, Residency, held_bytes};
+use emel_loader::gguf::{Catalog, Extent, TensorType};
+use emel_loader::page::PageSize;
+use emel_loader::plan::{Item, Plan, PlanError, PlanInputs, Residency};
 use emel_loader::unit::{Section, WeightUse};
 use emel_tests::gguf_writer::{Description, padding, write_header};
 use proptest::prelude::*;
@@ -27,6 +28,7 @@ struct Shape {
     is_tied: bool,
     items_bytes: u64,
     may_map: bool,
+    page: PageSize,
 }
 
 struct Model {
@@ -35,6 +37,7 @@ struct Model {
     experts: Vec<ExpertUse>,
     items: Vec<Item>,
     may_map: bool,
+    page: PageSize,
 }
 
 impl Model {
@@ -92,6 +95,7 @@ impl Model {
                 },
             ],
             may_map: shape.may_map,
+            page: shape.page,
         }
     }
 
@@ -106,6 +110,7 @@ impl Model {
                 embedding: 0,
                 may_map: self.may_map,
                 drive: None,
+                page: self.page,
             },
         )
     }
@@ -164,9 +169,10 @@ fn shape() -> impl Strategy<Value = Shape> {
         any::<bool>(),
         0_u64..10_000_000,
         any::<bool>(),
+        prop_oneof![Just(4), Just(16), Just(64)],
     )
         .prop_map(
-            |(layers, head, mixtures, embedding, is_tied, items_bytes, may_map)| Shape {
+            |(layers, head, mixtures, embedding, is_tied, items_bytes, may_map, page_kib)| Shape {
                 layers,
                 head,
                 mixtures,
@@ -174,6 +180,7 @@ fn shape() -> impl Strategy<Value = Shape> {
                 is_tied,
                 items_bytes,
                 may_map,
+                page: PageSize::new(page_kib << 10),
             },
         )
 }
@@ -186,6 +193,27 @@ fn shape_and_part() -> impl Strategy<Value = (Shape, u64)> {
 fn budget(model: &Model, part: u64) -> u64 {
     let all: u64 = model.catalog.file_bytes() + model.items.iter().map(|it| it.bytes).sum::<u64>();
     all * part / 1000
+}
+
+/// What takes memory of its own, or is given back by itself, is in whole pages, whatever their
+/// size, and no more than the plan says.
+fn check_pages(model: &Model, plan: &Plan) {
+    let page_bytes = model.page.bytes() as u64;
+    let in_pages = |extent: &Extent| {
+        let (start, end) = (extent.offset, extent.offset + extent.bytes);
+        (end.div_ceil(page_bytes) - start / page_bytes) * page_bytes
+    };
+    let pinned = plan.units.iter().zip(&plan.residency);
+    let pinned = pinned.filter(|(_, residency)| **residency == Residency::Pinned);
+    let of_units: u64 = pinned.map(|(unit, _)| in_pages(&unit.extent)).sum();
+    let runs = plan.expert_runs.iter().map(|run| in_pages(&run.extent));
+    assert_eq!(plan.pinned_bytes(), of_units + runs.sum::<u64>());
+    let slots = plan.expert_slots.iter().chain(&plan.spare_expert_slots);
+    let bytes = slots.map(|slots| slots.layout.slot_bytes as u64);
+    let bytes = bytes.chain([plan.slot_bytes as u64, plan.ring_bytes(), plan.row_bytes()]);
+    for bytes in bytes {
+        assert!(bytes.is_multiple_of(page_bytes), "{bytes} of {page_bytes}");
+    }
 }
 
 /// Every expert is in memory for good once, or there is a layer's worth of slots at least.
@@ -275,6 +303,7 @@ proptest! {
         prop_assert!(plan.total_bytes() <= budget_bytes);
         prop_assert_eq!(plan.residency.len(), plan.units.len());
         check_cover(&model, &plan);
+        check_pages(&model, &plan);
 
         let streams = plan.residency.contains(&Residency::Streamed);
         prop_assert!(plan.streams() || !streams);
@@ -282,7 +311,7 @@ proptest! {
         if streams {
             prop_assert!(plan.slots >= 2);
             for unit in &plan.units {
-                prop_assert!(held_bytes(unit) as usize <= plan.slot_bytes);
+                prop_assert!(model.page.held_bytes(&unit.extent) as usize <= plan.slot_bytes);
             }
         }
 
@@ -346,6 +375,7 @@ fn a_pass_without_matrices_needs_its_items_and_rows_only() {
         experts: Vec::new(),
         items: Vec::new(),
         may_map: false,
+        page: PageSize::of_system(),
     };
     let needed = model.needed_bytes();
     let plan = model.plan(needed).unwrap();

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use emel_loader::files::{OpenFile, OpenFiles};
 use emel_loader::gguf::{Catalog, TensorType};
-use emel_loader::plan::{Plan, Residency, held_bytes};
+use emel_loader::page::PageSize;
+use emel_loader::plan::{Plan, Residency};
 use emel_loader::reader::{self, Backend};
 use emel_loader::unit::{Section, WeightUse, partition};
 use emel_loader::weights::{Pass, Weights};
@@ -147,6 +148,8 @@ fn matrix(folder: &Path) -> (PathBuf, Plan, Vec<u8>) {
         section: Section::Body,
     }];
     let units = partition(&catalog, &uses, 64 << 10);
+    let page = PageSize::of_system();
+    let held_bytes = units.iter().map(|unit| page.held_bytes(&unit.extent));
     let plan = Plan {
         budget_bytes: u64::MAX,
         file_bytes: catalog.file_bytes(),
@@ -156,9 +159,10 @@ fn matrix(folder: &Path) -> (PathBuf, Plan, Vec<u8>) {
         expert_slots: None,
         spare_expert_slots: None,
         slots: 4,
-        slot_bytes: units.iter().map(held_bytes).max().unwrap() as usize,
+        slot_bytes: held_bytes.max().unwrap() as usize,
         row_slot_bytes: 8192,
         is_mapped: false,
+        page,
         units,
     };
     let bytes = fs::read(&path).unwrap();

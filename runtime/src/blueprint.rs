@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use emel_loader::gguf::Catalog;
+use emel_loader::page::PageSize;
 use emel_loader::plan::{Plan, PlanInputs};
 use emel_loader::probe::Curve;
 use emel_loader::reader::Faults;
@@ -268,6 +269,7 @@ impl Blueprint {
             embedding: self.program.embedding,
             may_map: self.settings.io.may_map(),
             drive: Some(&curve),
+            page: PageSize::of_system(),
         };
         if let Ok(plan) = Plan::new(&self.catalog, inputs) {
             self.plan = plan;

@@ -5,9 +5,12 @@ use std::str::FromStr;
 
 use anyhow::ensure;
 use emel::internals::budget::in_binary_units;
+use emel_loader::page::PageSize;
 
 /// The kernel keeps limits in whole pages.
-const PAGE_BYTES: u64 = 4096;
+fn page_bytes() -> u64 {
+    PageSize::of_system().bytes() as u64
+}
 
 /// A cap as it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,7 +36,7 @@ pub enum CapError {
         found: String,
     },
     /// Nothing fits into less than a page.
-    #[error("`{found}`: expected at least one page of {PAGE_BYTES} bytes")]
+    #[error("`{found}`: expected at least one page of {} bytes", page_bytes())]
     Nothing {
         /// The text.
         found: String,
@@ -64,7 +67,7 @@ impl Cap {
             Self::Percent(percent) => (file_bytes as f64 * percent / 100.0) as u64,
         };
         let found = self.to_string();
-        match bytes / PAGE_BYTES * PAGE_BYTES {
+        match bytes - bytes % page_bytes() {
             0 => Err(CapError::Nothing { found }),
             bytes if bytes > ram_bytes => Err(CapError::MoreThanMemory { found, ram_bytes }),
             bytes => Ok(Some(bytes)),
@@ -96,7 +99,7 @@ impl FromStr for Cap {
         let number: Option<u64> = number.parse().ok().filter(|_| is_number);
         let bytes = number.and_then(|number| number.checked_mul(1 << shift));
         match bytes {
-            Some(bytes) if bytes < PAGE_BYTES => Err(CapError::Nothing {
+            Some(bytes) if bytes < page_bytes() => Err(CapError::Nothing {
                 found: text.to_owned(),
             }),
             Some(bytes) => Ok(Self::Bytes(bytes)),

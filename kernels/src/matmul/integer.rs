@@ -255,7 +255,7 @@ impl<M: Meaning> Routine for Multiply<'_, M> {
 }
 
 impl<M: Meaning> Multiply<'_, M> {
-    /// `P` panels times all tokens, `T` at a time and then one by one.
+    /// `P` panels times all tokens: `T` at a time, of the rest two, and then the last.
     #[inline(always)]
     fn tokens<S: Simd, const P: usize, const T: usize>(
         &self,
@@ -268,6 +268,11 @@ impl<M: Meaning> Multiply<'_, M> {
         for sums in tiles {
             self.tile(simd, panels, token, sums);
             token += T;
+        }
+        let (pairs, rest) = rest.as_chunks_mut::<2>();
+        for sums in pairs {
+            self.tile(simd, panels, token, sums);
+            token += 2;
         }
         for sums in rest {
             self.tile(simd, panels, token, std::array::from_mut(sums));

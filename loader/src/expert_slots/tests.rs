@@ -1,6 +1,6 @@
 use super::*;
-use crate::arena::PAGE_BYTES;
 use crate::expert_layout::PartExtents;
+use crate::page::PageSize;
 
 const ID: ExpertId = ExpertId {
     mixture: 0,
@@ -13,6 +13,10 @@ const OTHER: ExpertId = ExpertId {
 
 /// Eight experts of 100, 200 and 300 bytes, in two slots. The second part has as many bytes of
 /// something else behind each expert, and the third has the last expert first.
+fn page() -> PageSize {
+    PageSize::of_system()
+}
+
 fn slots() -> ExpertSlots {
     let extent = |offset, bytes| Extent {
         file: 0,
@@ -31,17 +35,17 @@ fn slots() -> ExpertSlots {
     ];
     let part = |index: usize| PartLayout {
         extents: extents[index].clone(),
-        offset: 2 * PAGE_BYTES * index,
-        bytes: 2 * PAGE_BYTES,
+        offset: 2 * page().bytes() * index,
+        bytes: 2 * page().bytes(),
     };
     let layout = ExpertLayout {
-        slot_bytes: 6 * PAGE_BYTES,
+        slot_bytes: 6 * page().bytes(),
         mixtures: vec![MixtureLayout {
             experts: 8,
             parts: std::array::from_fn(part),
         }],
     };
-    let arena = Arena::new(2 * layout.slot_bytes).unwrap();
+    let arena = Arena::new(2 * layout.slot_bytes, page()).unwrap();
     ExpertSlots::new(layout, 2, Some(arena))
 }
 
@@ -121,7 +125,9 @@ fn a_closed_slot_gives_its_memory_back_once_no_read_into_it_is_under_way() {
     let mut slots = slots();
     let bytes_of_second = |slots: &ExpertSlots| {
         let bytes = slots.layout.slot_bytes;
-        let mut buffer = slots.arena.as_ref().unwrap().buffer(bytes, bytes, None);
+        let arena = slots.arena.as_ref().unwrap();
+        // SAFETY: nothing else uses the slot.
+        let mut buffer = unsafe { arena.buffer(bytes, bytes, None) };
         buffer.as_mut_slice().to_vec()
     };
     slots.want(1, ID);

@@ -6,6 +6,7 @@ use super::{Progress, ReadError};
 use crate::arena::Arena;
 use crate::files::OpenFiles;
 use crate::gguf::Extent;
+use crate::page::PageSize;
 
 /// The bytes of a small extent, kept out of the page cache.
 ///
@@ -21,8 +22,10 @@ pub fn read_blocking(files: &OpenFiles, extent: &Extent) -> Result<Vec<u8>, Read
         got: 0,
         message,
     };
-    let arena = Arena::new(window.bytes).map_err(|error| failed(error.to_string()))?;
-    let mut buffer = arena.buffer(0, window.bytes, None);
+    let arena = Arena::new(window.bytes, PageSize::of_system())
+        .map_err(|error| failed(error.to_string()))?;
+    // SAFETY: nobody else has the arena.
+    let mut buffer = unsafe { arena.buffer(0, window.bytes, None) };
     let mut progress = Progress::new(file, extent);
     loop {
         let (range, offset) = progress.remaining();

@@ -9,8 +9,10 @@
 //! as long as computing on them, so a thread does nothing else, in the order of the
 //! calls: what is given back goes before what is asked for next comes.
 //!
-//! A file that shrinks while it is mapped raises SIGBUS on access, as with every
-//! mapping: the other readers report an error instead.
+//! The kernel is asked for the pages by a call that answers (Linux 5.14), so a drive's error
+//! while they are faulted in is an error of the read, as with the other readers. Pages that are
+//! lost afterwards, because the file has shrunk or because they were reclaimed and cannot be
+//! read again, raise SIGBUS when they are computed on, as with every mapping.
 
 use std::io;
 use std::ops::Range;
@@ -22,9 +24,10 @@ use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::time_slice::run_at_once;
 use super::{Backend, Description, ReadError, ReadLimits, ReadRequest, Reader};
-use crate::arena::{PAGE_BYTES, View};
+use crate::arena::View;
 use crate::files::{OpenFiles, Window};
 use crate::gguf::Extent;
+use crate::page::PageSize;
 
 pub(super) const DESCRIPTION: Description = Description {
     backend: Backend::Mmap,
@@ -43,9 +46,6 @@ const THREADS_MAX: usize = 2;
 /// device; of a longer range it may leave out the rest.
 const ADVICE_BYTES: usize = 128 << 10;
 
-/// How far a release reaches out: the largest folio that a file's pages come in.
-const REACH_BYTES: usize = 2 << 20;
-
 pub(super) struct MmapReader {
     calls: Option<Sender<Call>>,
     threads: Vec<JoinHandle<()>>,
@@ -63,6 +63,7 @@ struct Maps {
     files: Arc<OpenFiles>,
     // `None` for an empty shard, which cannot be mapped and holds no tensor.
     maps: Vec<Option<Mmap>>,
+    page: PageSize,
     // Without it nothing is released, and nothing is noted in `in_use`.
     streams: bool,
     in_use: Mutex<InUse>,
@@ -89,14 +90,15 @@ impl MmapReader {
                 Ok(Some(map))
             })
             .collect::<io::Result<_>>()?;
+        let page = PageSize::of_system();
+        // A read that nobody wants may be given back after its slot is free again.
+        let in_use_max = limits.in_use_max.map_or(0, |count| count + THREADS_MAX);
         let maps = Arc::new(Maps {
             files,
             maps,
+            page,
             streams,
-            // A read that nobody wants may be given back after its slot is free again.
-            in_use: Mutex::new(InUse::with_capacity(
-                limits.in_use_max.map_or(0, |count| count + THREADS_MAX),
-            )),
+            in_use: Mutex::new(InUse::with_capacity(in_use_max, page)),
         });
         // A slot may have its last bytes to give back and its next read to begin.
         let (calls, calls_made) = bounded(2 * limits.depth);
@@ -194,7 +196,7 @@ impl Maps {
         let Some(map) = &self.maps[extent.file] else {
             return;
         };
-        let pages = pages_of(extent);
+        let pages = pages_of(extent, self.page);
         for start in pages.clone().step_by(ADVICE_BYTES) {
             let end = (start + ADVICE_BYTES).min(pages.end).min(map.len());
             if let Some(length) = end.checked_sub(start) {
@@ -205,7 +207,7 @@ impl Maps {
 
     /// Gives the extent's pages back, and what lies next to them unused.
     fn do_not_need(&self, extent: &Extent) {
-        let own = pages_of(extent);
+        let own = pages_of(extent, self.page);
         let mut in_use = self.lock();
         if !in_use.remove(extent) {
             return;
@@ -251,38 +253,73 @@ impl Maps {
     }
 
     fn fault_in(&self, extent: &Extent) -> Result<View, ReadError> {
-        let wanted = extent.bytes as usize;
-        let file = self.files.get(extent.file);
-        let failed = |got: usize| ReadError::Short {
-            path: file.path().to_owned(),
-            offset: extent.offset,
-            wanted,
-            got,
-        };
-        let map = self.maps[extent.file].as_ref().ok_or_else(|| failed(0))?;
-        // The length now, not when it was mapped: past it, access is a SIGBUS.
-        let file_bytes = file.file().metadata().map_or(0, |status| status.len());
-        let start = extent.offset as usize;
-        let available = (file_bytes.min(map.len() as u64) as usize).saturating_sub(start);
-        if available < wanted {
-            return Err(failed(available));
+        let map = self.check_length(extent)?;
+        let (start, wanted) = (extent.offset as usize, extent.bytes as usize);
+        match map.advise_range(Advice::PopulateRead, start, wanted) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                touch(&map[start..start + wanted], self.page);
+            }
+            Err(error) => {
+                self.check_length(extent)?;
+                return Err(ReadError::Failed {
+                    path: self.files.get(extent.file).path().to_owned(),
+                    offset: extent.offset,
+                    wanted,
+                    got: 0,
+                    message: cause(error),
+                });
+            }
         }
-        let bytes = &map[start..start + wanted];
-        for page in bytes.chunks(PAGE_BYTES) {
-            std::hint::black_box(page[0]);
-        }
-        // Chunks that straddle pages do not begin on the last one.
-        std::hint::black_box(bytes.last().copied());
         if self.streams {
             self.unmap_around(extent);
         }
-        Ok(View::of(bytes))
+        Ok(View::of(&map[start..start + wanted]))
+    }
+
+    /// The file's mapping, if the file has the whole extent now, whatever it had when it was
+    /// mapped.
+    fn check_length(&self, extent: &Extent) -> Result<&Mmap, ReadError> {
+        let file = self.files.get(extent.file);
+        let mapped = self.maps[extent.file].as_ref();
+        let file_bytes = file.file().metadata().map_or(0, |status| status.len());
+        let file_bytes = file_bytes.min(mapped.map_or(0, |map| map.len() as u64));
+        let got = file_bytes.saturating_sub(extent.offset).min(extent.bytes);
+        match mapped {
+            Some(map) if got == extent.bytes => Ok(map),
+            _ => Err(ReadError::Short {
+                path: file.path().to_owned(),
+                offset: extent.offset,
+                wanted: extent.bytes as usize,
+                got: got as usize,
+            }),
+        }
     }
 }
 
+/// Reads a byte of each page, where the kernel has no call that does: an error of the drive
+/// raises SIGBUS then.
+fn touch(bytes: &[u8], page: PageSize) {
+    for page in bytes.chunks(page.bytes()) {
+        std::hint::black_box(page[0]);
+    }
+    // Chunks that straddle pages do not begin on the last one.
+    std::hint::black_box(bytes.last().copied());
+}
+
+/// What kept pages from being faulted in. Where touching one would raise SIGBUS the kernel
+/// speaks of a bad address, whatever the drive has said.
+fn cause(error: io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EFAULT) => io::Error::from_raw_os_error(libc::EIO),
+        _ => error,
+    }
+    .to_string()
+}
+
 /// The pages that hold an extent.
-fn pages_of(extent: &Extent) -> Range<usize> {
-    let pages = Window::around(extent.offset, extent.bytes as usize, PAGE_BYTES);
+fn pages_of(extent: &Extent, page: PageSize) -> Range<usize> {
+    let pages = page.window(extent);
     let start = pages.offset as usize;
     start..start + pages.bytes
 }
@@ -291,14 +328,16 @@ fn pages_of(extent: &Extent) -> Range<usize> {
 /// those of the slots, of experts in theirs, and the pinned units.
 struct InUse {
     extents: Vec<Extent>,
+    page: PageSize,
     /// Bytes of the longest that there has been.
     longest: u64,
 }
 
 impl InUse {
-    fn with_capacity(count: usize) -> Self {
+    fn with_capacity(count: usize, page: PageSize) -> Self {
         Self {
             extents: Vec::with_capacity(count),
+            page,
             longest: 0,
         }
     }
@@ -323,19 +362,21 @@ impl InUse {
         })
     }
 
-    /// The pages that nobody uses in an extent and as far around it as cleaning reaches.
+    /// The pages that nobody uses in an extent and as far around it as cleaning reaches: the
+    /// largest folio that a file's pages come in.
     fn gaps(&self, extent: &Extent) -> impl Iterator<Item = Range<usize>> {
-        let own = pages_of(extent);
-        let mut start = own.start.saturating_sub(REACH_BYTES);
-        let end = own.end + REACH_BYTES;
+        let own = pages_of(extent, self.page);
+        let (page, reach_bytes) = (self.page, self.page.huge_bytes());
+        let mut start = own.start.saturating_sub(reach_bytes);
+        let end = own.end + reach_bytes;
         let first = self.place_of(
             extent.file,
-            (start as u64).saturating_sub(self.longest + PAGE_BYTES as u64),
+            (start as u64).saturating_sub(self.longest + page.bytes() as u64),
         );
         let used = self.extents[first..]
             .iter()
             .take_while(move |it| it.file == extent.file && (it.offset as usize) < end)
-            .map(pages_of);
+            .map(move |extent| pages_of(extent, page));
         used.chain(std::iter::once(end..end))
             .filter_map(move |pages| {
                 let gap = start..pages.start;
@@ -353,10 +394,14 @@ impl InUse {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::fs::File;
+    use std::path::Path;
 
-    const PAGE: u64 = PAGE_BYTES as u64;
-    const REACH: u64 = REACH_BYTES as u64 / PAGE;
+    use super::*;
+    use crate::page_cache::{cached_pages, evict};
+
+    const PAGE: u64 = 4096;
+    const REACH: u64 = 512;
 
     fn extent(offset: u64, bytes: u64) -> Extent {
         Extent {
@@ -366,16 +411,22 @@ mod tests {
         }
     }
 
-    /// The gaps, in pages, around an extent that is given back while others are in use.
+    /// The gaps, in pages of 4 KiB, around an extent that is given back while others are in use.
     fn gaps(others: &[Extent], own: Extent) -> Vec<(u64, u64)> {
-        let mut in_use = InUse::with_capacity(4);
+        gaps_of(4, others, own)
+    }
+
+    /// The gaps in pages of so many KiB.
+    fn gaps_of(page_kib: usize, others: &[Extent], own: Extent) -> Vec<(u64, u64)> {
+        let size = PageSize::new(page_kib << 10);
+        let mut in_use = InUse::with_capacity(4, size);
         in_use.insert(own);
         for other in others {
             in_use.insert(*other);
         }
         assert!(in_use.remove(&own));
         assert_eq!(in_use.extents.len(), others.len());
-        let page = |bytes: usize| (bytes / PAGE_BYTES) as u64;
+        let page = |bytes: usize| (bytes / size.bytes()) as u64;
         let in_pages = |gap: Range<usize>| (page(gap.start), page(gap.end));
         in_use.gaps(&own).map(in_pages).collect()
     }
@@ -427,7 +478,92 @@ mod tests {
     }
 
     #[test]
+    fn larger_pages_are_shared_by_more_extents_and_cleaned_further_around() {
+        let (first, second) = (
+            extent(1 << 30, 100),
+            extent((1 << 30) + (15 << 10), 2 << 10),
+        );
+        let start = (1 << 30) / (16 << 10);
+        assert_eq!(
+            gaps_of(16, &[second], first),
+            [(start - 2048, start), (start + 2, start + 1 + 2048)]
+        );
+        assert_eq!(
+            gaps_of(16, &[first], second),
+            [(start - 2048, start), (start + 1, start + 2 + 2048)]
+        );
+        let start = (1 << 30) / (64 << 10);
+        assert_eq!(
+            gaps_of(64, &[first], second),
+            [(start - 8192, start), (start + 1, start + 1 + 8192)]
+        );
+    }
+
+    /// The mapping of one file, though the other is the one that is open.
+    fn maps(folder: &Path, mapped: &str, opened: &str) -> Maps {
+        let file = File::open(folder.join(mapped)).unwrap();
+        // SAFETY: bytes behind the file's end are never looked at.
+        let map = unsafe { Mmap::map(&file) }.unwrap();
+        let path = folder.join(opened);
+        Maps {
+            files: Arc::new(OpenFiles::open([path.as_path()], false).unwrap()),
+            maps: vec![Some(map)],
+            page: PageSize::of_system(),
+            streams: false,
+            in_use: Mutex::new(InUse::with_capacity(1, PageSize::of_system())),
+        }
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_an_error_and_no_signal() {
+        let page = PageSize::of_system().bytes();
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["shrinks", "stays"] {
+            std::fs::write(folder.path().join(name), vec![7; 9 * page]).unwrap();
+        }
+        let deceived = maps(folder.path(), "shrinks", "stays");
+        let honest = maps(folder.path(), "shrinks", "shrinks");
+        let all = extent(page as u64 + 5, 7 * page as u64);
+        assert_eq!(deceived.fault_in(&all).unwrap().bytes(), 7 * page);
+        let path = folder.path().join("shrinks");
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len(3 * page as u64).unwrap();
+        let found = honest.fault_in(&all);
+        let got = 2 * page - 5;
+        assert!(matches!(found, Err(ReadError::Short { got: found, .. }) if found == got));
+        let map = deceived.maps[0].as_ref().unwrap();
+        let refused = map.advise_range(Advice::PopulateRead, 0, map.len());
+        if refused.unwrap_err().raw_os_error() == Some(libc::EINVAL) {
+            return eprintln!("skipped: the kernel has no call that faults pages in");
+        }
+        let error = deceived.fault_in(&all).unwrap_err().to_string();
+        let wanted = format!(
+            "read 0 of {} bytes at offset {}: Input/output",
+            7 * page,
+            page + 5
+        );
+        assert!(error.contains(&wanted), "{error}");
+        assert!(error.contains("check the drive"), "{error}");
+        assert!(deceived.fault_in(&extent(page as u64, 100)).is_ok());
+    }
+
+    #[test]
+    fn where_the_kernel_has_no_call_that_faults_pages_in_they_are_touched() {
+        let page = PageSize::of_system();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bytes");
+        std::fs::write(&path, vec![7; 301 * page.bytes()]).unwrap();
+        let maps = maps(folder.path(), "bytes", "bytes");
+        evict(&path).unwrap();
+        touch(
+            &maps.maps[0].as_ref().unwrap()[10..300 * page.bytes() + 1],
+            page,
+        );
+        assert_eq!(cached_pages(&path).unwrap().resident, 301);
+    }
+
+    #[test]
     fn an_extent_that_nobody_asked_for_is_not_given_back() {
-        assert!(!InUse::with_capacity(0).remove(&extent(0, 1)));
+        assert!(!InUse::with_capacity(0, PageSize::new(4096)).remove(&extent(0, 1)));
     }
 }

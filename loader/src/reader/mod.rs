@@ -19,9 +19,10 @@ mod uring;
 use std::io;
 use std::sync::Arc;
 
-use crate::arena::{Arena, PAGE_BYTES, SlotBuffer};
+use crate::arena::{Arena, SlotBuffer};
 use crate::files::{OpenFile, OpenFiles};
 use crate::gguf::Extent;
+use crate::page::PageSize;
 use crate::slots::Completion;
 
 pub use crate::faults::Faults;
@@ -234,10 +235,12 @@ pub fn fastest() -> (Backend, Vec<(Backend, io::Error)>) {
 /// # Errors
 /// When memory or the reader is refused.
 pub fn registers_buffers(backend: Backend, slots: usize, slot_bytes: usize) -> io::Result<bool> {
-    let slot_bytes = slot_bytes.next_multiple_of(PAGE_BYTES);
-    let arena = Arena::new(slots * slot_bytes)?;
+    let page = PageSize::of_system();
+    let slot_bytes = slot_bytes.next_multiple_of(page.bytes());
+    let arena = Arena::new(slots * slot_bytes, page)?;
     let buffers = (0..slots)
-        .map(|slot| arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)))
+        // SAFETY: no buffer of the arena is read into.
+        .map(|slot| unsafe { arena.buffer(slot * slot_bytes, slot_bytes, Some(slot as u16)) })
         .collect();
     let no_files = Arc::new(OpenFiles::default());
     let limits = ReadLimits::at_once(slots, Some(slots));

@@ -405,8 +405,9 @@ impl Drop for Lane {
 #[cfg(all(test, not(emel_loom)))]
 mod tests {
     use super::*;
-    use crate::arena::{Arena, PAGE_BYTES};
+    use crate::arena::Arena;
     use crate::gguf::Extent;
+    use crate::page::PageSize;
     use crate::slots::SlotTable;
 
     fn error(code: i32) -> io::Result<usize> {
@@ -415,9 +416,10 @@ mod tests {
 
     #[test]
     fn what_waits_is_with_the_kernel_when_what_landed_is_reported() {
+        let page = PageSize::of_system();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bytes");
-        std::fs::write(&path, vec![7; 2 * PAGE_BYTES]).unwrap();
+        std::fs::write(&path, vec![7; 2 * page.bytes()]).unwrap();
         let files = Arc::new(OpenFiles::open([path.as_path()], true).unwrap());
         let queue = Queue::new(2, EventBell::new().unwrap());
         let lane = Lane::open(Arc::clone(&files), Arc::clone(&queue), Vec::new(), 1);
@@ -425,15 +427,16 @@ mod tests {
             return eprintln!("skipped: no io_uring here, or no direct reads");
         };
         let table = SlotTable::new(2);
-        let arena = Arena::new(2 * PAGE_BYTES).unwrap();
+        let arena = Arena::new(2 * page.bytes(), page).unwrap();
         for slot in 0..2 {
             queue.submit(ReadRequest {
                 extent: Extent {
                     file: 0,
-                    offset: (slot * PAGE_BYTES) as u64,
-                    bytes: PAGE_BYTES as u64,
+                    offset: (slot * page.bytes()) as u64,
+                    bytes: page.bytes() as u64,
                 },
-                buffer: Some(arena.buffer(slot * PAGE_BYTES, PAGE_BYTES, None)),
+                // SAFETY: one buffer for each slot, and one slot for each page.
+                buffer: Some(unsafe { arena.buffer(slot * page.bytes(), page.bytes(), None) }),
                 completion: table.begin(slot),
             });
         }

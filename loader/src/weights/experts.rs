@@ -12,8 +12,7 @@ use super::{Weights, WeightsError};
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::expert_layout::{EXPERT_PARTS, EXPERTS_MAX, ExpertBytes, ExpertId};
 use crate::expert_slots::{EXPERT_READS, ExpertSlots, NextRead, UnderWay};
-use crate::gguf::Extent;
-use crate::plan::{ExpertRun, ExpertSlotsPlan, Plan, ROW_SLOTS, held};
+use crate::plan::{ExpertRun, ExpertSlotsPlan, Plan, ROW_SLOTS};
 use crate::reader::ReadError;
 use crate::trace::Subject;
 
@@ -74,15 +73,17 @@ impl Experts {
         Ok(Self::Slots(Box::new(slots), populate))
     }
 
-    /// Where the next experts that stay are read to; `None` for a mapping.
-    pub(super) fn next_buffer(&mut self, extent: &Extent) -> Option<SlotBuffer> {
+    /// Where the next experts that stay are read to, whole pages of `bytes`; `None` for a
+    /// mapping.
+    pub(super) fn next_buffer(&mut self, bytes: u64) -> Option<SlotBuffer> {
         let Self::Resident(resident) = self else {
             return None;
         };
         let arena = resident.arena.as_ref()?;
-        let (start, bytes) = (resident.given_bytes, held(extent) as usize);
+        let (start, bytes) = (resident.given_bytes, bytes as usize);
         resident.given_bytes += bytes;
-        Some(arena.buffer(start, bytes, None))
+        // SAFETY: what follows the bytes that were given before has been given to nobody.
+        Some(unsafe { arena.buffer(start, bytes, None) })
     }
 
     /// The experts of this run are in memory for good.

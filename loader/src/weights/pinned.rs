@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::arena::{Arena, SlotBuffer, View};
 use crate::gguf::Extent;
-use crate::plan::{Plan, Residency, held_bytes};
+use crate::plan::{Plan, Residency};
 use crate::unit::Unit;
 
 /// The units that a plan pins: those in memory now, and those that should be.
@@ -41,7 +41,7 @@ impl Pinned {
         for (place, &unit) in order.iter().enumerate() {
             places[unit] = Some(place);
             starts.push(bytes);
-            bytes += held_bytes(&plan.units[unit]);
+            bytes += plan.page.held_bytes(&plan.units[unit].extent);
         }
         starts.push(bytes);
         Self {
@@ -78,14 +78,21 @@ impl Pinned {
         is_wanted && self.views[unit].is_none()
     }
 
-    /// Where a missing unit's bytes go; `None` for a mapping. Made for one unit at a time,
-    /// and none while it has a view.
-    pub(super) fn buffer(&self, unit: usize) -> Option<SlotBuffer> {
+    /// Where a missing unit's bytes go; `None` for a mapping.
+    ///
+    /// # Panics
+    /// When the unit is in memory.
+    ///
+    /// # Safety
+    /// No other buffer of the unit is in use, and the unit is not given back while this one is.
+    pub(super) unsafe fn buffer(&self, unit: usize) -> Option<SlotBuffer> {
         let place = self.places[unit].filter(|_| self.with_buffers)?;
         assert!(self.views[unit].is_none(), "unit {unit} is in memory");
         let (start, end) = (self.starts[place], self.starts[place + 1]);
         let bytes = (end - start) as usize;
-        Some(self.arena.buffer(start as usize, bytes, None))
+        // SAFETY: units do not overlap each other, this one has no view, and the caller
+        // vouches for other buffers.
+        Some(unsafe { self.arena.buffer(start as usize, bytes, None) })
     }
 
     /// A unit's bytes are in memory.
@@ -120,7 +127,10 @@ impl Pinned {
         }
         if self.wanted < before && self.with_buffers {
             let (start, end) = (self.starts[self.wanted], self.starts[before]);
-            self.arena.give_back(start as usize, (end - start) as usize);
+            // SAFETY: these units have no views any more; slices of those that they had were
+            // borrowed from the weights, which are borrowed mutably now. Reads into the arena
+            // are those of loading, which has ended.
+            unsafe { self.arena.give_back(start as usize, (end - start) as usize) };
         }
         self.has_changed |= !gone.is_empty();
         gone

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Thread};
 
-use crate::arena::{Arena, HUGE_PAGE_BYTES};
+use crate::arena::Arena;
 
 /// Memory that is kept ready.
 const AHEAD_BYTES: usize = 256 << 20;
-/// Memory that is made ready in one call.
-const STEP_BYTES: usize = 2 * HUGE_PAGE_BYTES;
+/// Memory that is made ready in one call: whole pages of any size, and two huge ones where
+/// these have 2 MiB.
+const STEP_BYTES: usize = 4 << 20;
 
 /// The thread; it ends soon after this is dropped, or when all memory is ready. It is not
 /// waited for, because on a busy machine its turn may be a while away; until then it keeps
@@ -122,11 +123,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::page::PageSize;
 
     #[test]
     fn what_is_in_memory_stays_as_it_is_and_the_rest_is_zero() {
-        let arena = Arena::new(3 * STEP_BYTES + 4096).unwrap();
-        let mut buffer = arena.buffer(STEP_BYTES, 4096, None);
+        let arena = Arena::new(3 * STEP_BYTES + 4096, PageSize::of_system()).unwrap();
+        // SAFETY: the two buffers of this test do not overlap.
+        let mut buffer = unsafe { arena.buffer(STEP_BYTES, 4096, None) };
         buffer.as_mut_slice().fill(7);
         let wanted = Wanted {
             bytes: AtomicUsize::new(usize::MAX),
@@ -134,13 +137,14 @@ mod tests {
         };
         std::thread::scope(|scope| scope.spawn(|| wanted.serve(&arena)).join().unwrap());
         assert!(buffer.as_mut_slice().iter().all(|&byte| byte == 7));
-        let mut end = arena.buffer(3 * STEP_BYTES, 4096, None);
+        // SAFETY: as above.
+        let mut end = unsafe { arena.buffer(3 * STEP_BYTES, 4096, None) };
         assert!(end.as_mut_slice().iter().all(|&byte| byte == 0));
     }
 
     #[test]
     fn nothing_is_made_ready_beyond_the_limit() {
-        let arena = Arena::new(3 * STEP_BYTES).unwrap();
+        let arena = Arena::new(3 * STEP_BYTES, PageSize::of_system()).unwrap();
         let wanted = Arc::new(Wanted {
             bytes: AtomicUsize::new(usize::MAX),
             is_over: AtomicBool::new(false),
@@ -161,7 +165,7 @@ mod tests {
 
     #[test]
     fn it_ends_with_its_owner_wherever_it_is() {
-        let arena = Arena::new(2 * AHEAD_BYTES).unwrap();
+        let arena = Arena::new(2 * AHEAD_BYTES, PageSize::of_system()).unwrap();
         let mut populate = Populate::start(&arena);
         populate.used(STEP_BYTES);
         populate.used(4096);

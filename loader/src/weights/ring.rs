@@ -6,7 +6,21 @@ use std::sync::Arc;
 
 use super::Pass;
 use crate::arena::{Arena, SlotBuffer};
+use crate::plan::Plan;
 use crate::unit::{Section, Unit};
+
+/// Slots of the ring that a plan without one gets when its units are given back.
+const SPARE_SLOTS: usize = 4;
+
+/// Slots of the ring, and their bytes. A mapping in which all is pinned needs none.
+pub(super) fn shape(plan: &Plan, with_buffers: bool) -> (usize, usize) {
+    if plan.slots > 0 || !with_buffers {
+        return (plan.slots, plan.slot_bytes);
+    }
+    let held_bytes = plan.units.iter();
+    let held_bytes = held_bytes.map(|unit| plan.page.held_bytes(&unit.extent));
+    (SPARE_SLOTS, held_bytes.max().unwrap_or(0) as usize)
+}
 
 /// Which units are read next, and which slot each is in.
 pub(super) struct Ring {
@@ -111,21 +125,46 @@ pub(super) struct SlotBuffers {
 }
 
 impl SlotBuffers {
-    pub(super) fn ring_buffer(&self, slot: usize) -> Option<SlotBuffer> {
+    /// # Safety
+    /// The slot is free, and given a read with this buffer next; or the buffer only names
+    /// the slot's memory to the kernel.
+    pub(super) unsafe fn ring_buffer(&self, slot: usize) -> Option<SlotBuffer> {
         let (_, bytes) = self.ring;
-        self.with_buffers
-            .then(|| self.arena.buffer(slot * bytes, bytes, Some(slot as u16)))
+        self.with_buffers.then(|| {
+            // SAFETY: slots do not overlap each other, and while one is free nobody reads or
+            // writes its memory; so says the caller.
+            unsafe { self.arena.buffer(slot * bytes, bytes, Some(slot as u16)) }
+        })
     }
 
-    pub(super) fn row_buffer(&self, place: usize) -> Option<SlotBuffer> {
+    /// # Safety
+    /// The row's slot is free, and given a read with this buffer next.
+    pub(super) unsafe fn row_buffer(&self, place: usize) -> Option<SlotBuffer> {
         let bytes = self.row_bytes;
-        self.with_buffers
-            .then(|| self.rows.buffer(place * bytes, bytes, None))
+        self.with_buffers.then(|| {
+            // SAFETY: as for a slot of the ring.
+            unsafe { self.rows.buffer(place * bytes, bytes, None) }
+        })
     }
 
-    pub(super) fn ring_buffers(&self) -> Vec<SlotBuffer> {
+    /// Buffers that name the slots' memory to the kernel.
+    pub(super) fn registered(&self) -> Vec<SlotBuffer> {
         (0..self.ring.0)
-            .filter_map(|slot| self.ring_buffer(slot))
+            // SAFETY: a reader registers their addresses. The kernel writes there only for a
+            // read that was given another buffer of the slot, which waits meanwhile.
+            .filter_map(|slot| unsafe { self.ring_buffer(slot) })
             .collect()
+    }
+
+    /// Gives the memory of the slots back that `is_free` says are.
+    ///
+    /// # Safety
+    /// No read into those slots is under way, and nothing that one has brought is used.
+    pub(super) unsafe fn give_ring_back(&self, is_free: impl Fn(usize) -> bool) {
+        let (slots, bytes) = self.ring;
+        for slot in (0..slots).filter(|&slot| self.with_buffers && is_free(slot)) {
+            // SAFETY: so says the caller.
+            unsafe { self.arena.give_back(slot * bytes, bytes) };
+        }
     }
 }

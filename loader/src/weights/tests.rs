@@ -11,7 +11,7 @@ use rand_core::Rng;
 use rand_pcg::Pcg64;
 
 use super::*;
-use crate::arena::PAGE_BYTES;
+use crate::page::PageSize;
 use crate::plan::Residency;
 use crate::unit::Section;
 
@@ -45,12 +45,16 @@ impl Wake for Wakes {
     }
 }
 
+fn page() -> PageSize {
+    PageSize::of_system()
+}
+
 /// Every unit starts elsewhere in a page; what a read of it brings says which it is.
 fn unit(index: usize) -> Unit {
     Unit {
         extent: Extent {
             file: 0,
-            offset: (index * 3 * PAGE_BYTES + index * 32) as u64,
+            offset: (index * 3 * page().bytes() + index * 32) as u64,
             bytes: 100 + index as u64,
         },
         section: if index < BODY {
@@ -154,9 +158,10 @@ fn scripted(seed: u64, fails_one_in: usize) -> (Weights, Script) {
         expert_slots: None,
         spare_expert_slots: None,
         slots: SLOTS,
-        slot_bytes: 2 * PAGE_BYTES,
-        row_slot_bytes: PAGE_BYTES,
+        slot_bytes: 2 * page().bytes(),
+        row_slot_bytes: page().bytes(),
         is_mapped: false,
+        page: page(),
     };
     let requests = Arc::new(Mutex::new(Vec::new()));
     let in_use = Arc::new(AtomicUsize::new(0));
@@ -165,16 +170,17 @@ fn scripted(seed: u64, fails_one_in: usize) -> (Weights, Script) {
         files: Arc::new(OpenFiles::default()),
         table: SlotTable::new(SLOTS + ROW_SLOTS),
         units: plan.units.clone(),
-        pinned: Pinned::new(&plan, Arena::new(0).unwrap(), true),
+        page: plan.page,
+        pinned: Pinned::new(&plan, Arena::new(0, page()).unwrap(), true),
         ring: Ring::new(UNITS, SLOTS),
-        experts: Experts::new(&plan, &|_| Ok(Arena::new(0).unwrap())).unwrap(),
+        experts: Experts::new(&plan, &|_| Ok(Arena::new(0, page()).unwrap())).unwrap(),
         expert_slots_min: 0,
         expert_bytes_planned: 0,
         streams: true,
         extents: extents_of(SLOTS + ROW_SLOTS),
         buffers: SlotBuffers {
-            arena: Arena::new(plan.ring_bytes() as usize).unwrap(),
-            rows: Arena::new(ROW_SLOTS * plan.row_slot_bytes).unwrap(),
+            arena: Arena::new(plan.ring_bytes() as usize, page()).unwrap(),
+            rows: Arena::new(ROW_SLOTS * plan.row_slot_bytes, page()).unwrap(),
             ring: (plan.slots, plan.slot_bytes),
             row_bytes: plan.row_slot_bytes,
             with_buffers: true,

@@ -7,7 +7,7 @@ use emel_loader::page_cache::{cached_pages, evict};
 use emel_loader::reader::Backend;
 use emel_loader::weights::Pass;
 
-use crate::model::{PAGE, large_model};
+use crate::model::large_model;
 use crate::{
     check_full_pass, check_rows, check_unit, every_reader, in_time, open, open_files, run,
 };
@@ -50,11 +50,12 @@ fn reads_through_the_page_cache_are_right_and_leave_little_in_it() {
             // Reads under way have landed when the reader has ended.
             drop(weights);
             let cached = resident_pages(path);
+            let page_bytes = plan.page.bytes();
             let pinned = match backend {
-                Backend::Mmap => plan.pinned_bytes() as usize / PAGE,
+                Backend::Mmap => plan.pinned_bytes() as usize / page_bytes,
                 _ => 0,
             };
-            let streamed = model.bytes[0].len() / PAGE - pinned;
+            let streamed = model.bytes[0].len() / page_bytes - pinned;
             println!(
                 "{}: {cached} pages left, {pinned} pinned, {streamed} streamed",
                 backend.name()

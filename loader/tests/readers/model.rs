@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, Extent, TensorType};
-use emel_loader::plan::{Plan, Residency, held_bytes};
+use emel_loader::page::PageSize;
+use emel_loader::plan::{Plan, Residency};
 use emel_loader::unit::{Section, WeightUse, partition};
 use emel_loader::weights::Pass;
 use emel_tests::gguf_writer::GgufWriter;
@@ -198,6 +199,8 @@ impl Model {
                 false => Residency::Streamed,
             })
             .collect();
+        let page = PageSize::of_system();
+        let held_bytes = units.iter().map(|unit| page.held_bytes(&unit.extent));
         let streams = residency.contains(&Residency::Streamed);
         let row_bytes = self.catalog.tensors()[self.embedding].row_bytes() as usize;
         Plan {
@@ -208,9 +211,10 @@ impl Model {
             file_bytes: self.catalog.file_bytes(),
             items: Vec::new(),
             slots: if streams { slots } else { 0 },
-            slot_bytes: units.iter().map(held_bytes).max().unwrap() as usize,
-            row_slot_bytes: row_bytes.next_multiple_of(PAGE) + PAGE,
+            slot_bytes: held_bytes.max().unwrap() as usize,
+            row_slot_bytes: row_bytes.next_multiple_of(4096) + 4096,
             is_mapped: false,
+            page,
             units,
             residency,
         }

@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 
 use emel_loader::gguf::{Catalog, TensorType};
+use emel_loader::page::PageSize;
 use emel_loader::plan::{Plan, PlanInputs, ROW_SLOTS, Residency};
 use emel_loader::reader::{self, Backend, ReadLimits, ReadRequest, read_blocking};
 use emel_loader::slots::SlotTable;
@@ -43,6 +44,7 @@ fn the_plans_of_every_budget_are_served() {
                     embedding: model.embedding,
                     may_map: backend == Backend::Mmap,
                     drive: None,
+                    page: PageSize::of_system(),
                 },
             )
         };

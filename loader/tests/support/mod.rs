@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use emel_loader::files::OpenFiles;
 use emel_loader::gguf::{Catalog, Extent};
+use emel_loader::page::PageSize;
 use emel_loader::plan::{Plan, PlanInputs, Residency};
 use emel_loader::reader::{Backend, Faults};
 use emel_loader::unit::{Section, WeightUse};
@@ -64,6 +65,11 @@ impl Model {
 
     /// The plan for the smallest budget and so much more.
     pub(crate) fn plan(&self, more_bytes: u64) -> Plan {
+        self.plan_in_pages(more_bytes, PageSize::of_system())
+    }
+
+    /// The same for pages of a size.
+    pub(crate) fn plan_in_pages(&self, more_bytes: u64, page: PageSize) -> Plan {
         let plan = |budget_bytes| {
             let inputs = PlanInputs {
                 budget_bytes,
@@ -73,6 +79,7 @@ impl Model {
                 embedding: self.embedding,
                 may_map: false,
                 drive: None,
+                page,
             };
             Plan::new(&self.catalog, inputs)
         };

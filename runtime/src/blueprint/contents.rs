@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use emel_kernels::Kernels;
 use emel_loader::gguf::Catalog;
+use emel_loader::page::PageSize;
 use emel_loader::plan::{Plan, PlanInputs};
 use emel_loader::trace::Trace;
 use emel_model::arch;
@@ -191,6 +192,7 @@ impl Contents {
             embedding: self.program.embedding,
             may_map: settings.io.may_map(),
             drive: None,
+            page: PageSize::of_system(),
         };
         Plan::new(&self.catalog, inputs).map_or_else(|error| error.needed_bytes, |_| 0)
     }

@@ -1,6 +1,7 @@
 //! A plan in the making: the shape, what it takes, and what that leaves to weights.
 
 use emel_loader::gguf::Catalog;
+use emel_loader::page::PageSize;
 use emel_loader::plan::{Plan, PlanError, PlanInputs};
 use emel_model::program::Program;
 use emel_model::sampler::{Breakers, SamplerOptions};
@@ -101,6 +102,7 @@ impl Draft<'_> {
             embedding: self.program.embedding,
             may_map: self.settings.io.may_map(),
             drive: self.settings.drive.as_ref(),
+            page: PageSize::of_system(),
         };
         Plan::new(self.catalog, inputs)
     }

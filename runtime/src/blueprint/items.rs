@@ -1,6 +1,7 @@
 //! What the budget is spent on besides weights.
 
 use emel_loader::expert_slots;
+use emel_loader::page::PageSize;
 use emel_loader::plan::Item;
 use emel_loader::trace::Trace;
 use emel_model::sampler::Sampler;
@@ -15,8 +16,8 @@ use crate::experts::demand::ExpertDemand;
 const PROCESS_BYTES: u64 = 10 << 20;
 /// Events that a profile keeps.
 pub(super) const TRACE_EVENTS: usize = 1 << 16;
-/// What a worker thread adds, as measured with 1024 of them.
-const THREAD_BYTES: u64 = 16 << 10;
+/// What a worker thread adds, in pages, as measured with 1024 of them.
+const THREAD_PAGES: usize = 4;
 
 /// About what a token of a conversation has as text.
 #[cfg(feature = "chat")]
@@ -32,6 +33,7 @@ impl Draft<'_> {
     /// One after the other, as they are printed.
     pub(super) fn items(&self, shape: Shape) -> Vec<Item> {
         let footprint = shape.footprint(self.settings, self.program);
+        let page_bytes = PageSize::of_system().bytes();
         let item = |name: String, bytes| Item { name, bytes };
         let profile = profile_bytes(self.settings).map(|bytes| item("profile".to_owned(), bytes));
         #[cfg(feature = "chat")]
@@ -48,7 +50,7 @@ impl Draft<'_> {
         let mut items = vec![
             item(
                 "process".to_owned(),
-                PROCESS_BYTES + self.settings.threads as u64 * THREAD_BYTES,
+                PROCESS_BYTES + (self.settings.threads * THREAD_PAGES * page_bytes) as u64,
             ),
             item("tokenizer".to_owned(), self.tokenizer_bytes),
             item(
@@ -86,11 +88,11 @@ impl Draft<'_> {
     /// What the sampler takes for a context, in whole pages, and a page for the biases
     /// that rule out the ends of generation.
     pub(super) fn sampler_bytes(&self, context: usize) -> usize {
-        const PAGE_BYTES: usize = 4096;
         let (options, vocabulary) = (&self.sampler, self.program.vocabulary());
         let tokens_max = context.saturating_add(1);
         let bytes = Sampler::required_bytes(options, vocabulary, tokens_max, &self.breakers);
-        let pages = bytes.div_ceil(PAGE_BYTES).saturating_add(1);
-        pages.saturating_mul(PAGE_BYTES)
+        let page_bytes = PageSize::of_system().bytes();
+        let pages = bytes.div_ceil(page_bytes).saturating_add(1);
+        pages.saturating_mul(page_bytes)
     }
 }

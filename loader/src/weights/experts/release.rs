@@ -37,7 +37,10 @@ impl Experts {
         let Some((arena, spare)) = arena.take().zip(spare.take()) else {
             return;
         };
-        arena.give_back(0, arena.bytes());
+        // SAFETY: the reads of experts that stay ended when they were loaded. Their views go
+        // with `self`, and slices of them were borrowed from the weights, which are borrowed
+        // mutably now.
+        unsafe { arena.give_back(0, arena.bytes()) };
         let slots = arena.bytes() / spare.layout.slot_bytes.max(1);
         let slots = slots.min(spare.layout.experts());
         let slots = ExpertSlots::new(spare.layout, slots, Some(arena));
