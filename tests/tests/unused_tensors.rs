@@ -363,6 +363,30 @@ fn a_scale_does_not_multiply_the_bias_beside_it() {
     });
 }
 
+/// llama.cpp loads it and does not multiply by it.
+#[test]
+fn a_scale_of_queries_that_deepseek_projects_directly_is_refused_by_name() {
+    let bench = Bench::new();
+    let model = Fixture::of("deepseek2");
+    let mut file = model.file.clone();
+    for tensor in &model.tensors {
+        let Some(block) = tensor.name.strip_suffix(".attn_q_b.weight") else {
+            continue;
+        };
+        for part in ["attn_q_a", "attn_q_a_norm", "attn_q_b"] {
+            file = file.without(&format!("{block}.{part}.weight"));
+        }
+        let dims = [32, tensor.rows()];
+        let numbers = vec![0.1; (dims[0] * dims[1]) as usize];
+        file = file.f32_tensor(&format!("{block}.attn_q.weight"), &dims, &numbers);
+    }
+    assert!(bench.parts(&file).unwrap().is_empty());
+    for kind in ["scale", "bias"] {
+        let name = format!("blk.0.attn_q.{kind}");
+        bench.refuses(&file.clone().f32_tensor(&name, &[1], &[2.0]), &name);
+    }
+}
+
 #[test]
 fn a_bias_of_the_logits_is_added_to_them() {
     let bench = Bench::new();
