@@ -120,3 +120,21 @@ fn separate_experts_of_different_types_are_refused() {
         assert!(error.contains(name) && error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn a_scale_for_a_matrix_that_lies_elsewhere_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let original = model("mixtral");
+    let [experts, ..] = shape(&original);
+    for file in [
+        with_gate_and_up_fused(&original),
+        with_experts_apart(&original),
+    ] {
+        let name = "blk.0.ffn_up_exps.scale";
+        let file = file.f32_tensor(name, &[experts as u64], &vec![2.0; experts]);
+        file.write(&path).unwrap();
+        let error = arch::program(&Catalog::open(&path).unwrap()).unwrap_err();
+        assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+    }
+}

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use emel::{KvType, Settings};
@@ -219,31 +219,50 @@ fn a_tensor_that_no_architecture_has_is_refused_by_name() {
     );
 }
 
-/// Tensors that are no matrix of a product, or of one that llama.cpp has no scale or bias for.
-fn is_plain(architecture: &str, tensor: &Tensor, kind: &str) -> bool {
-    let name = tensor.name.strip_suffix(".weight").unwrap();
-    let part = name.rsplit('.').next().unwrap();
-    // What llama.cpp loads for these architectures.
-    let is_taken = match (kind, part) {
-        ("bias", "output") => architecture == "qwen2",
-        ("bias", "attn_q" | "attn_k" | "attn_v" | "attn_qkv") => architecture != "deepseek2",
-        ("bias", "attn_output") => {
-            ["llama", "granite", "granitemoe", "gpt-oss"].contains(&architecture)
+/// What llama.cpp does with tensors beside a matrix.
+#[derive(Deserialize)]
+struct Beside {
+    /// `multiplies`, `ignored` or `refused`.
+    scale: String,
+    /// `adds`, `ignored` or `refused`.
+    bias: String,
+    /// What a scale multiplies beside a bias: the `product` or the `sum`.
+    both: Option<String>,
+}
+
+impl Beside {
+    /// By architecture and part of a layer.
+    fn golden() -> BTreeMap<String, BTreeMap<String, Self>> {
+        json("scales/golden.json")
+    }
+}
+
+/// Calls `check` with every tensor of every model that may be a matrix, the tensor's name
+/// without `.weight`, and what llama.cpp does beside it.
+fn for_each_matrix(check: impl Fn(&Bench, &Fixture, &Tensor, &str, &Beside)) {
+    let (bench, golden) = (Bench::new(), Beside::golden());
+    for model in Fixture::all() {
+        let parts = &golden[&model.architecture];
+        for tensor in &model.tensors {
+            let Some(matrix) = tensor.name.strip_suffix(".weight") else {
+                continue;
+            };
+            println!("{}: {matrix}", model.name);
+            let layer = matrix.strip_prefix("blk.");
+            let part = layer.map_or(matrix, |it| it.split_once('.').unwrap().1);
+            check(&bench, &model, tensor, matrix, &parts[part]);
         }
-        ("bias", "ffn_gate" | "ffn_up" | "ffn_down") => {
-            ["llama", "granite", "granitemoe"].contains(&architecture)
-        }
-        ("bias", "ffn_gate_inp" | "ffn_gate_exps" | "ffn_up_exps" | "ffn_down_exps") => {
-            architecture == "gpt-oss"
-        }
-        ("bias", _) => false,
-        (_, "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output") => true,
-        (_, "ffn_gate" | "ffn_up" | "ffn_down" | "ssm_out" | "ssm_alpha" | "ssm_beta") => true,
-        (_, part) => {
-            part.ends_with("_exps") || part.ends_with("_shexp") && part != "ffn_gate_inp_shexp"
-        }
-    };
-    !is_taken || tensor.dims.len() == 1
+    }
+}
+
+#[test]
+fn what_may_stand_beside_a_matrix_is_known_for_every_architecture() {
+    let golden = Beside::golden();
+    let known: BTreeSet<&str> = golden.keys().map(String::as_str).collect();
+    assert_eq!(known, arch::supported().collect());
+    let models = Fixture::all();
+    let models = models.iter().map(|model| model.architecture.as_str());
+    assert_eq!(known, models.collect());
 }
 
 /// Rows of a matrix, and how many experts have one.
@@ -256,75 +275,115 @@ fn rows_and_experts(tensor: &Tensor) -> (u64, Option<u64>) {
     }
 }
 
-/// A factor of two does not round, so the bits are the same.
+/// Scales for a matrix, or for each expert's. A factor of two does not round, so the bits of
+/// a product are those of multiplied weights.
+fn scales_for(tensor: &Tensor) -> Vec<f32> {
+    let (_, experts) = rows_and_experts(tensor);
+    let factors = [0.5, 4.0, 2.0].into_iter().cycle();
+    factors.take(experts.unwrap_or(1) as usize).collect()
+}
+
+/// The model with the weights of a matrix multiplied.
+fn multiplied(model: &Fixture, tensor: &Tensor, scales: &[f32]) -> GgufWriter {
+    let each = tensor.dims.iter().product::<u64>() as usize / scales.len();
+    model.changed(tensor, |place, it| it * scales[place / each])
+}
+
+/// Dimensions and values of a bias for a matrix, or for each expert's.
+fn bias_for(tensor: &Tensor) -> (Vec<u64>, Vec<f32>) {
+    let (rows, experts) = rows_and_experts(tensor);
+    let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
+    let count = dims.iter().product::<u64>();
+    let bias = (0..count).map(|place| (place * 7 % 5) as f32 / 8.0 - 0.25);
+    (dims, bias.collect())
+}
+
+/// The scales that llama.cpp ignores are refused, too: whoever wrote them meant something.
 #[test]
 fn a_scale_beside_any_matrix_multiplies_its_weights_or_is_refused_by_name() {
-    const FACTORS: [f32; 3] = [0.5, 4.0, 2.0];
-    let bench = Bench::new();
-    for model in Fixture::all() {
-        let plain = bench.logits(&model.file).unwrap();
-        for tensor in &model.tensors {
-            let Some(matrix) = tensor.name.strip_suffix(".weight") else {
-                continue;
-            };
-            println!("{}: {matrix}", model.name);
-            let (_, experts) = rows_and_experts(tensor);
-            let scales: Vec<f32> = (0..experts.unwrap_or(1) as usize)
-                .map(|expert| FACTORS[expert % FACTORS.len()])
-                .collect();
-            let name = format!("{matrix}.scale");
-            let scaled = model.file.clone();
-            let scaled = scaled.f32_tensor(&name, &[scales.len() as u64], &scales);
-            match bench.logits(&scaled) {
-                Err(error) => {
-                    assert!(is_plain(&model.architecture, tensor, "scale"), "{error}");
-                    bench.names(&error, &name);
-                }
-                Ok(found) => {
-                    assert!(!is_plain(&model.architecture, tensor, "scale"), "{name}");
-                    let each = tensor.dims.iter().product::<u64>() as usize / scales.len();
-                    let multiplied = model.changed(tensor, |place, it| it * scales[place / each]);
-                    assert!(found == bench.logits(&multiplied).unwrap(), "{name}");
-                    assert!(found != plain, "{name} changes nothing");
-                }
-            }
+    for_each_matrix(|bench, model, tensor, matrix, beside| {
+        let scales = scales_for(tensor);
+        let name = format!("{matrix}.scale");
+        let scaled = model.file.clone();
+        let scaled = scaled.f32_tensor(&name, &[scales.len() as u64], &scales);
+        if beside.scale != "multiplies" {
+            bench.refuses(&scaled, &name);
+            return;
         }
-    }
+        let found = bench.logits(&scaled).unwrap();
+        let weights = multiplied(model, tensor, &scales);
+        assert!(found == bench.logits(&weights).unwrap(), "{name}");
+        let plain = bench.logits(&model.file).unwrap();
+        assert!(found != plain, "{name} changes nothing");
+    });
 }
 
 #[test]
 fn a_bias_beside_any_matrix_is_added_or_refused_by_name() {
-    let bench = Bench::new();
-    for model in Fixture::all() {
-        let plain = bench.logits(&model.file).unwrap();
-        for tensor in &model.tensors {
-            let matrix = tensor.name.strip_suffix(".weight");
-            let Some(matrix) = matrix.filter(|it| !model.has(&format!("{it}.bias"))) else {
-                continue;
-            };
-            println!("{}: {matrix}", model.name);
-            let name = format!("{matrix}.bias");
-            let (rows, experts) = rows_and_experts(tensor);
-            let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
-            let count = dims.iter().product::<u64>() as usize;
-            let with = |numbers: &[f32]| {
-                bench.logits(&model.file.clone().f32_tensor(&name, &dims, numbers))
-            };
-            match with(&vec![0.0; count]) {
-                Err(error) => {
-                    assert!(is_plain(&model.architecture, tensor, "bias"), "{error}");
-                    bench.names(&error, &name);
-                }
-                Ok(found) => {
-                    assert!(!is_plain(&model.architecture, tensor, "bias"), "{name}");
-                    assert!(found == plain, "{name} of zeros changes something");
-                    let numbers: Vec<f32> = (0..count)
-                        .map(|place| (place * 7 % 5) as f32 / 8.0 - 0.25)
-                        .collect();
-                    assert!(with(&numbers).unwrap() != plain, "{name} changes nothing");
-                }
-            }
+    for_each_matrix(|bench, model, tensor, matrix, beside| {
+        let name = format!("{matrix}.bias");
+        if model.has(&name) {
+            assert_eq!(beside.bias, "adds");
+            return;
         }
+        let (dims, bias) = bias_for(tensor);
+        let with = |numbers: &[f32]| model.file.clone().f32_tensor(&name, &dims, numbers);
+        if beside.bias != "adds" {
+            bench.refuses(&with(&bias), &name);
+            return;
+        }
+        let plain = bench.logits(&model.file).unwrap();
+        let zeros = bench.logits(&with(&vec![0.0; bias.len()])).unwrap();
+        assert!(zeros == plain, "{name} of zeros changes something");
+        let found = bench.logits(&with(&bias)).unwrap();
+        assert!(found != plain, "{name} changes nothing");
+    });
+}
+
+/// Where llama.cpp multiplies the bias as well, the scale is refused.
+#[test]
+fn a_scale_does_not_multiply_the_bias_beside_it() {
+    for_each_matrix(|bench, model, tensor, matrix, beside| {
+        let Some(both) = &beside.both else {
+            return;
+        };
+        let [scale, bias] = ["scale", "bias"].map(|kind| format!("{matrix}.{kind}"));
+        let scales = scales_for(tensor);
+        let (dims, numbers) = bias_for(tensor);
+        let biased = |file: GgufWriter| file.without(&bias).f32_tensor(&bias, &dims, &numbers);
+        let pair = biased(model.file.clone());
+        let pair = pair.f32_tensor(&scale, &[scales.len() as u64], &scales);
+        if both != "product" {
+            bench.refuses(&pair, &scale);
+            return;
+        }
+        let weights = biased(multiplied(model, tensor, &scales));
+        let [found, expected] = [pair, weights].map(|file| bench.logits(&file).unwrap());
+        assert!(found == expected, "{scale}");
+    });
+}
+
+/// llama.cpp loads it and does not multiply by it.
+#[test]
+fn a_scale_of_queries_that_deepseek_projects_directly_is_refused_by_name() {
+    let bench = Bench::new();
+    let model = Fixture::of("deepseek2");
+    let mut file = model.file.clone();
+    for tensor in &model.tensors {
+        let Some(block) = tensor.name.strip_suffix(".attn_q_b.weight") else {
+            continue;
+        };
+        for part in ["attn_q_a", "attn_q_a_norm", "attn_q_b"] {
+            file = file.without(&format!("{block}.{part}.weight"));
+        }
+        let dims = [32, tensor.rows()];
+        let numbers = vec![0.1; (dims[0] * dims[1]) as usize];
+        file = file.f32_tensor(&format!("{block}.attn_q.weight"), &dims, &numbers);
+    }
+    assert!(bench.parts(&file).unwrap().is_empty());
+    for kind in ["scale", "bias"] {
+        let name = format!("blk.0.attn_q.{kind}");
+        bench.refuses(&file.clone().f32_tensor(&name, &[1], &[2.0]), &name);
     }
 }
 

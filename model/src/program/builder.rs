@@ -169,9 +169,8 @@ impl<'a> ProgramBuilder<'a> {
         output: Buffer,
     ) -> Result<(), ModelError> {
         self.matrix(&format!("{name}.weight"), rows, input, output)?;
-        let scale = format!("{name}.scale");
-        if self.has(&scale) && takes_scale(&scale) {
-            let weight = self.resident(&scale, 1)?;
+        if self.takes_scale(name) {
+            let weight = self.resident(&format!("{name}.scale"), 1)?;
             self.push(Op::WeightScale {
                 buffer: output,
                 weight,
@@ -182,6 +181,15 @@ impl<'a> ProgramBuilder<'a> {
             true => self.bias(&bias, output),
             false => Ok(()),
         }
+    }
+
+    /// Whether the file has a scale beside the matrix `name.weight`, and the architecture
+    /// takes it.
+    pub(super) fn takes_scale(&self, name: &str) -> bool {
+        let [weight, scale, bias] =
+            ["weight", "scale", "bias"].map(|kind| format!("{name}.{kind}"));
+        let architecture = &self.program.hyperparameters.architecture;
+        self.has(&weight) && self.has(&scale) && takes_scale(architecture, &scale, self.has(&bias))
     }
 
     /// Whether the file has a bias of this name, and the architecture takes it.

@@ -3,7 +3,6 @@
 use emel_kernels::Format;
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertPart, ExpertUse};
 
-use super::beside::takes_scale;
 use super::builder::checked_format;
 use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder};
 use crate::error::ModelError;
@@ -203,10 +202,10 @@ impl ProgramBuilder<'_> {
         let mut biases = [None; EXPERT_PARTS];
         for part in 0..EXPERT_PARTS {
             let name = format!("{block}.ffn_{}_exps", PART_NAMES[part]);
-            let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
-            if self.has(&scale) && takes_scale(&scale) {
-                scales[part] = Some(self.resident(&scale, experts)?);
+            if self.takes_scale(&name) {
+                scales[part] = Some(self.resident(&format!("{name}.scale"), experts)?);
             }
+            let bias = format!("{name}.bias");
             if self.takes_bias(&bias) {
                 biases[part] = Some(self.resident_rows(&bias, matrices[part].rows, experts)?);
             }
