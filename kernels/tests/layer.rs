@@ -341,18 +341,31 @@ impl Attention {
         kv: KvView<'_>,
         tokens: std::ops::Range<usize>,
     ) -> Vec<f32> {
+        self.run_from(kernels, pool, 0, kv, tokens)
+    }
+
+    /// The call to a cache that begins at the position `first`.
+    fn run_from(
+        &self,
+        kernels: &Kernels,
+        pool: &Pool,
+        first: usize,
+        kv: KvView<'_>,
+        tokens: std::ops::Range<usize>,
+    ) -> Vec<f32> {
         let AttentionShape {
             heads,
             head_dim_k,
             head_dim_v,
             ..
         } = self.shape;
-        let mut scratch = AttentionScratch::new(pool.threads(), self.keys.len());
+        let mut scratch = AttentionScratch::new(pool.threads());
         let mut out = vec![f32::NAN; tokens.len() * heads * head_dim_v];
         let width = heads * head_dim_k;
         let input = AttentionInput {
             queries: &self.queries[tokens.start * width..tokens.end * width],
             kv,
+            first,
             positions: &self.positions[tokens],
             sinks: self.sinks.as_deref(),
         };
@@ -429,8 +442,8 @@ proptest! {
     #[test]
     fn attention_is_right_and_the_same_for_every_path_cache_thread_and_chunk(
         seed: u64, kv_heads in 1_usize..4, group in 1_usize..4, head_dim_k in 1_usize..70,
-        head_dim_v in 1_usize..70, before in 0_usize..40, tokens in 1_usize..6,
-        window in proptest::option::of(1_usize..20), softcap in proptest::option::of(1.0_f32..50.0),
+        head_dim_v in 1_usize..70, before in positions(), tokens in 1_usize..6,
+        window in proptest::option::of(window()), softcap in proptest::option::of(1.0_f32..50.0),
         sinks: bool,
     ) {
         let shape = AttentionShape {
@@ -462,8 +475,8 @@ proptest! {
     #[test]
     fn attention_to_blocks_is_attention_to_what_they_stand_for_on_every_path_thread_and_chunk(
         seed: u64, kv_heads in 1_usize..4, group in 1_usize..6, head_dim_k in 1_usize..200,
-        head_dim_v in 1_usize..200, before in 0_usize..40, tokens in 1_usize..6,
-        window in proptest::option::of(1_usize..20), sinks: bool,
+        head_dim_v in 1_usize..200, before in positions(), tokens in 1_usize..6,
+        window in proptest::option::of(window()), sinks: bool,
     ) {
         let shape = AttentionShape {
             heads: kv_heads * group, kv_heads, head_dim_k, head_dim_v,
@@ -486,6 +499,57 @@ proptest! {
             prop_assert_eq!(bits(&expected), bits(&each));
         }
     }
+
+    #[test]
+    fn a_cache_that_begins_later_gives_attention_the_same_bits(
+        seed: u64, group in 1_usize..4, before in 0_usize..800, tokens in 1_usize..20,
+        window in window(), threads in 1_usize..4, sinks: bool,
+    ) {
+        let shape = AttentionShape {
+            heads: 2 * group, kv_heads: 2, head_dim_k: 20, head_dim_v: 70, scale: 0.2,
+            window: Some(window), softcap: None,
+        };
+        let case = Attention::new(seed, shape, before + tokens, tokens, sinks);
+        let pool = Pool::new(threads, false).unwrap();
+        let needed = (before + 1).saturating_sub(window);
+        for kernels in Kernels::all() {
+            let expected = case.run(&kernels, &pool, case.singles(), 0..tokens);
+            for first in [needed / 16 * 16, needed / 32 * 16] {
+                let kv = KvView {
+                    keys: KvSlice::F32(&case.keys[first * 2 * 20..]),
+                    values: KvSlice::F32(&case.values[first * 2 * 70..]),
+                };
+                let found = case.run_from(&kernels, &pool, first, kv, 0..tokens);
+                prop_assert_eq!(bits(&expected), bits(&found));
+            }
+        }
+    }
+}
+
+/// Positions before a token: few, or several blocks of scores.
+fn positions() -> impl Strategy<Value = usize> {
+    prop_oneof![4 => 0_usize..40, 1 => 200_usize..300, 1 => 500_usize..800]
+}
+
+fn window() -> impl Strategy<Value = usize> {
+    prop_oneof![1_usize..20, 200_usize..600]
+}
+
+#[test]
+#[should_panic(expected = "position 40 sees what is before the cache's first cell, 32")]
+fn attention_to_what_a_cache_has_dropped_is_refused() {
+    let shape = AttentionShape {
+        heads: 1,
+        kv_heads: 1,
+        head_dim_k: 1,
+        head_dim_v: 1,
+        scale: 1.0,
+        window: Some(10),
+        softcap: None,
+    };
+    let case = Attention::new(1, shape, 41, 1, false);
+    let pool = Pool::new(1, false).unwrap();
+    case.run_from(&Kernels::scalar(), &pool, 32, case.singles(), 0..1);
 }
 
 #[test]

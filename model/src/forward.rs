@@ -86,8 +86,6 @@ pub struct Forward {
     quantised_rows: Q8Activations,
     /// Positions of the batch's tokens.
     positions: Vec<usize>,
-    /// Their rows in the cache of the layer at hand.
-    rows: Vec<usize>,
     logit_tokens: usize,
 }
 
@@ -137,13 +135,12 @@ impl Forward {
                 footprint.chunk,
                 footprint.kv_type,
             ),
-            scratch: AttentionScratch::new(footprint.threads, footprint.context),
+            scratch: AttentionScratch::new(footprint.threads),
             activations: Activations::new(program.widths, |buffer| footprint.tokens_in(buffer)),
             quantised: Q8Activations::new(footprint.chunk, of_tokens),
             quantised_of: None,
             quantised_rows: Q8Activations::new(footprint.chunk * used, of_experts),
             positions: Vec::with_capacity(footprint.chunk),
-            rows: Vec::with_capacity(footprint.chunk),
             logit_tokens: 0,
         })
     }

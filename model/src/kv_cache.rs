@@ -140,7 +140,7 @@ impl KvCache {
         &self.shape
     }
 
-    /// The position of the first row; attention counts from there.
+    /// The position of the first row.
     pub fn first(&self) -> usize {
         self.first
     }

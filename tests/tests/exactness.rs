@@ -48,8 +48,12 @@ fn check_with(model: &Path, kv_type: KvType, prompts: &[Vec<u32>]) {
         ..settings(file_bytes / 2, context)
     };
     let smallest = smallest_budget(model, &base);
+    let threads_max = Settings {
+        threads: 3,
+        ..base.clone()
+    };
     // Half a tiny file is less than the engine itself needs.
-    let half = (file_bytes / 2).max(smallest + file_bytes / 8);
+    let half = (file_bytes / 2).max(smallest_budget(model, &threads_max) + file_bytes / 8);
     let with = |budget: u64, backend, threads| Settings {
         ram_budget: RamBudget::Bytes(budget),
         io: Io::Only(backend),

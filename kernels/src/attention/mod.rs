@@ -1,11 +1,17 @@
 //! Causal attention of a chunk of tokens over a layer's KV cache.
 //!
-//! A query is one head of one token. Its scores of all positions it sees, their softmax and the
-//! weighted sum of the values depend on nothing but itself and the cache: a score is summed over
-//! the head's elements in order, the weighted sum over positions in order. Queries that share a
-//! key and value head form a tile, so that a key is unpacked and a value loaded once for all of
-//! them: the heads of a group, and those of several tokens of a chunk. How tiles are cut therefore
-//! changes no bit.
+//! A query is one head of one token. It takes the positions it sees in blocks (the online softmax
+//! of Milakov and Gimelshein, 2018, as in FlashAttention): of each block its scores, their
+//! exponentials below the greatest score so far, and the values that these weigh. Where a block
+//! has a greater score, what was summed before is shrunk to it. So a worker keeps the scores of a
+//! block, however long the context.
+//!
+//! All of this depends on nothing but the query and the cache. Blocks begin at multiples of
+//! [`BLOCK`], whatever the query sees of them; a score is summed over the head's elements in
+//! order, weights over a block's positions in eight lanes, values over the positions in order.
+//! Queries that share a key and value head form a tile, so that a key is unpacked and a value
+//! loaded once for all of them: the heads of a group, and those of several tokens of a chunk. How
+//! tiles are cut therefore changes no bit.
 //!
 //! Sixteen keys lie side by side while they meet the tile, as the rows of a matrix product do, so
 //! that a vector's lanes are positions and nothing is summed across lanes.
@@ -20,7 +26,7 @@ use crate::cache::{CacheUnit, KvSlice, KvView};
 use crate::path::Kernels;
 use crate::pool::Pool;
 use crate::shared::SharedSlice;
-use scores::{exponentiate, score};
+use scores::{Softmax, score};
 pub(crate) use values::VALUES_NEAR;
 use values::Weights;
 
@@ -50,7 +56,9 @@ pub struct AttentionInput<'a> {
     pub queries: &'a [f32],
     /// The layer's cache, with the tokens' own rows already written.
     pub kv: KvView<'a>,
-    /// Each token's position, which is also the last cell it sees.
+    /// The position of the cache's first cell, a multiple of 16; 0 unless there is a window.
+    pub first: usize,
+    /// Each token's position, which is also the last it sees.
     pub positions: &'a [usize],
     /// A logit per head that takes part in the softmax and has no value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
@@ -59,34 +67,29 @@ pub struct AttentionInput<'a> {
 /// Queries that meet a key or a value together.
 const TILE: usize = 16;
 
-/// Room for the scores of one tile per worker.
+/// Positions whose scores a query has at a time. A tile's are 16 KiB, half of a small
+/// first-level cache; the values that they weigh stay in the second while the tile passes by.
+const BLOCK: usize = 256;
+
+/// Scores of a block, and room for them: one row for each query of a tile.
+type BlockScores = [[f32; BLOCK]; TILE];
+
+/// Room for the scores of one tile and block per worker.
 pub struct AttentionScratch {
-    scores: Vec<f32>,
-    threads: usize,
-    stride: usize,
+    scores: Vec<BlockScores>,
 }
 
 impl AttentionScratch {
     /// Bytes that [`AttentionScratch::new`] allocates; the greatest number if there are more.
-    pub fn required_bytes(threads: usize, max_context: usize) -> usize {
-        [threads, TILE, Self::stride(max_context), size_of::<f32>()]
-            .into_iter()
-            .fold(1, usize::saturating_mul)
+    pub fn required_bytes(threads: usize) -> usize {
+        threads.saturating_mul(size_of::<BlockScores>())
     }
 
-    /// Room for `threads` workers and positions below `max_context`.
-    pub fn new(threads: usize, max_context: usize) -> Self {
-        let stride = Self::stride(max_context);
+    /// Room for `threads` workers.
+    pub fn new(threads: usize) -> Self {
         Self {
-            scores: vec![0.0; threads * TILE * stride],
-            threads,
-            stride,
+            scores: vec![[[0.0; BLOCK]; TILE]; threads],
         }
-    }
-
-    /// Scores per query, rounded up to whole vectors of positions.
-    fn stride(max_context: usize) -> usize {
-        max_context.div_ceil(PANEL_ROWS).saturating_mul(PANEL_ROWS)
     }
 }
 
@@ -96,8 +99,8 @@ impl Kernels {
     ///
     /// # Panics
     ///
-    /// If the shapes disagree, a position is outside the cache or the scratch, or the scratch has
-    /// fewer threads than the pool.
+    /// If the shapes disagree, a token sees a position outside the cache, or the scratch has fewer
+    /// threads than the pool.
     pub fn attention(
         &self,
         pool: &Pool,
@@ -108,19 +111,9 @@ impl Kernels {
     ) {
         shape.check(input, out.len());
         assert!(
-            scratch.threads >= pool.threads(),
+            scratch.scores.len() >= pool.threads(),
             "scratch for fewer threads than the pool's"
         );
-        let furthest = input
-            .positions
-            .iter()
-            .max()
-            .map_or(0, |&position| position + 1);
-        assert!(
-            furthest <= scratch.stride,
-            "position {furthest} beyond the scratch"
-        );
-        let stride = scratch.stride;
         let out = SharedSlice::new(out);
         let scores = SharedSlice::new(&mut scratch.scores);
         let group = shape.heads / shape.kv_heads;
@@ -136,17 +129,15 @@ impl Kernels {
                 input,
                 kv_head,
                 queries: tile * size..queries.min((tile + 1) * size),
-                stride,
             };
-            let length = TILE * stride;
-            // SAFETY: each worker has its own stretch of scores and runs one task at a time.
-            let scores = unsafe { scores.range(worker * length, length) };
-            self.attend(&tile, scores, out);
+            // SAFETY: each worker has its own scores and runs one task at a time.
+            let scores = unsafe { scores.range(worker, 1) };
+            self.attend(&tile, &mut scores[0], out);
         });
     }
 
     /// One task, with the type of the cache resolved.
-    fn attend(&self, tile: &Tile<'_>, scores: &mut [f32], out: SharedSlice<'_, f32>) {
+    fn attend(&self, tile: &Tile<'_>, scores: &mut BlockScores, out: SharedSlice<'_, f32>) {
         let KvView { keys, values } = tile.input.kv;
         match (keys, values) {
             (KvSlice::F16(keys), KvSlice::F16(values)) => {
@@ -166,7 +157,7 @@ impl Kernels {
         &self,
         tile: &Tile<'_>,
         [keys, values]: [&[U]; 2],
-        scores: &mut [f32],
+        scores: &mut BlockScores,
         out: SharedSlice<'_, f32>,
     ) {
         self.dispatch(Attend {
@@ -208,8 +199,20 @@ impl AttentionShape {
             "a sink per head"
         );
         assert_ne!(self.window, Some(0), "a window of no positions");
+        assert!(
+            input.first.is_multiple_of(PANEL_ROWS),
+            "the first cell's position"
+        );
         for &position in input.positions {
-            let cells = position.checked_add(1);
+            let cells = position
+                .checked_add(1)
+                .filter(|&end| seen_first(self.window, end) >= input.first);
+            assert!(
+                cells.is_some(),
+                "position {position} sees what is before the cache's first cell, {}",
+                input.first
+            );
+            let cells = cells.map(|end| end - input.first);
             let fits = |slice: KvSlice<'_>, width: usize| {
                 let needed = cells.and_then(|cells| cells.checked_mul(self.kv_heads));
                 needed.is_some_and(|needed| needed <= slice.heads(width))
@@ -233,36 +236,33 @@ struct Tile<'a> {
     input: &'a AttentionInput<'a>,
     kv_head: usize,
     queries: Range<usize>,
-    /// Scores from one query to the next.
-    stride: usize,
+}
+
+/// The first position that a query sees that sees those before `end`.
+fn seen_first(window: Option<usize>, end: usize) -> usize {
+    window.map_or(0, |window| end.saturating_sub(window))
 }
 
 impl<'a> Tile<'a> {
-    fn group(&self) -> usize {
-        self.shape.heads / self.shape.kv_heads
+    /// The positions that each query sees.
+    fn visible(&self) -> [Range<usize>; TILE] {
+        let group = self.shape.heads / self.shape.kv_heads;
+        let mut visible = [const { 0..0 }; TILE];
+        for (visible, query) in visible.iter_mut().zip(self.queries.clone()) {
+            let end = self.input.positions[query / group] + 1;
+            *visible = seen_first(self.shape.window, end)..end;
+        }
+        visible
     }
 
-    /// The token and the head of a query.
-    fn token_and_head(&self, query: usize) -> (usize, usize) {
-        let group = self.group();
-        (query / group, self.kv_head * group + query % group)
-    }
-
-    /// The positions a query sees.
-    fn visible(&self, query: usize) -> Range<usize> {
-        let end = self.input.positions[query / self.group()] + 1;
-        let first = self
-            .shape
-            .window
-            .map_or(0, |window| end.saturating_sub(window));
-        first..end
-    }
-
-    /// A query's elements.
-    fn query(&self, query: usize) -> &'a [f32] {
-        let (token, head) = self.token_and_head(query);
-        let width = self.shape.head_dim_k;
-        &self.input.queries[(token * self.shape.heads + head) * width..][..width]
+    /// The head of each query, and its place among the heads of all tokens.
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> + use<'a> {
+        let (heads, group) = (self.shape.heads, self.shape.heads / self.shape.kv_heads);
+        let first_head = self.kv_head * group;
+        self.queries.clone().map(move |query| {
+            let head = first_head + query % group;
+            (head, query / group * heads + head)
+        })
     }
 }
 
@@ -271,7 +271,7 @@ struct Attend<'a, U> {
     tile: &'a Tile<'a>,
     keys: &'a [U],
     values: &'a [U],
-    scores: &'a mut [f32],
+    scores: &'a mut BlockScores,
     out: SharedSlice<'a, f32>,
 }
 
@@ -280,53 +280,65 @@ impl<U: CacheUnit> Routine for Attend<'_, U> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Tile {
-            shape,
-            input,
-            kv_head,
-            ..
-        } = *self.tile;
-        let queries = self.tile.queries.clone();
-        let visible = queries.clone().map(|query| self.tile.visible(query));
-        let (mut start, mut end) = (usize::MAX, 0);
+        let Tile { shape, input, .. } = *self.tile;
+        let count = self.tile.queries.len();
+        let visible = self.tile.visible();
+        let visible = &visible[..count];
+        let mut queries: [&[f32]; TILE] = [&[]; TILE];
+        let mut sums: [&mut [f32]; TILE] = std::array::from_fn(|_| Default::default());
+        let mut softmaxes = [Softmax::new(None); TILE];
+        for (index, (head, place)) in self.tile.places().enumerate() {
+            let (width_k, width_v) = (shape.head_dim_k, shape.head_dim_v);
+            queries[index] = &input.queries[place * width_k..][..width_k];
+            // SAFETY: each query belongs to one task, and its outputs to it alone.
+            sums[index] = unsafe { self.out.range(place * width_v, width_v) };
+            sums[index].fill(0.0);
+            softmaxes[index] = Softmax::new(input.sinks.map(|sinks| sinks[head]));
+        }
+        let (queries, sums) = (&queries[..count], &mut sums[..count]);
+
+        let keys = Strided::new(self.keys, self.tile, shape.head_dim_k);
+        let values = Strided::new(self.values, self.tile, shape.head_dim_v);
+        let (mut next, mut end) = (usize::MAX, 0);
         for visible in visible {
-            (start, end) = (start.min(visible.start), end.max(visible.end));
+            (next, end) = (next.min(visible.start), end.max(visible.end));
         }
-        let keys = Strided::new(self.keys, shape.kv_heads, kv_head, shape.head_dim_k);
-        score(simd, self.tile, &keys, start..end, self.scores);
-
-        let mut factors = [0.0; TILE];
-        for (index, query) in queries.clone().enumerate() {
-            let visible = self.tile.visible(query);
-            let scores = &mut self.scores[index * self.tile.stride..];
-            let scores = &mut scores[visible.start - start..visible.end - start];
-            for score in scores.iter_mut() {
-                *score *= shape.scale;
-            }
-            if let Some(cap) = shape.softcap {
-                for score in scores.iter_mut() {
-                    *score = cap * (*score / cap).tanh();
+        while next < end {
+            let start = next - next % BLOCK;
+            let block = next..end.min(start + BLOCK);
+            let mut weights = Weights {
+                start,
+                seen: [const { 0..0 }; TILE],
+                shrink: [1.0; TILE],
+            };
+            score(simd, &keys, queries, block.clone(), self.scores);
+            for (index, visible) in visible.iter().enumerate() {
+                let clamp = |position: usize| position.clamp(block.start, block.end);
+                let seen = clamp(visible.start)..clamp(visible.end);
+                if !seen.is_empty() {
+                    let places = seen.start - start..seen.end - start;
+                    let scores = &mut self.scores[index];
+                    weights.shrink[index] = softmaxes[index].take(simd, shape, scores, places);
                 }
+                weights.seen[index] = seen;
             }
-            let (_, head) = self.tile.token_and_head(query);
-            let total = exponentiate(simd, scores, input.sinks.map(|sinks| sinks[head]));
-            factors[index] = 1.0 / total;
+            weights.add_values(simd, &values, self.scores, sums);
+            next = block.end;
         }
-
-        let values = Strided::new(self.values, shape.kv_heads, kv_head, shape.head_dim_v);
-        let weights = Weights {
-            tile: self.tile,
-            scores: self.scores,
-            start,
-            factors,
-        };
-        weights.sum_values(simd, &values, self.out);
+        for (sums, softmax) in sums.iter_mut().zip(softmaxes) {
+            let factor = 1.0 / softmax.total(simd);
+            for sum in sums.iter_mut() {
+                *sum *= factor;
+            }
+        }
     }
 }
 
 /// The rows of one head, position after position.
 struct Strided<'a, U> {
     units: &'a [U],
+    /// The position of the first row.
+    first: usize,
     /// Units from a position to the next.
     stride: usize,
     /// Units of a row.
@@ -337,11 +349,12 @@ struct Strided<'a, U> {
 
 impl<'a, U: CacheUnit> Strided<'a, U> {
     #[inline(always)]
-    fn new(cache: &'a [U], heads: usize, head: usize, width: usize) -> Self {
+    fn new(cache: &'a [U], tile: &Tile<'_>, width: usize) -> Self {
         let row_units = width.div_ceil(U::ELEMENTS);
         Self {
-            units: &cache[head * row_units..],
-            stride: heads * row_units,
+            units: &cache[tile.kv_head * row_units..],
+            first: tile.input.first,
+            stride: tile.shape.kv_heads * row_units,
             row_units,
             width,
         }
@@ -349,6 +362,6 @@ impl<'a, U: CacheUnit> Strided<'a, U> {
 
     #[inline(always)]
     fn row(&self, position: usize) -> &'a [U] {
-        &self.units[position * self.stride..][..self.row_units]
+        &self.units[(position - self.first) * self.stride..][..self.row_units]
     }
 }

@@ -2,103 +2,126 @@
 
 use std::ops::Range;
 
-use super::{Strided, TILE, Tile};
+use super::{BLOCK, BlockScores, Strided, TILE};
 use crate::arch::{PANEL_ROWS, Simd};
 use crate::cache::CacheUnit;
-use crate::shared::SharedSlice;
 
 /// Elements of a head whose sums over the positions are kept in registers.
 pub(crate) const VALUES_NEAR: usize = 64;
 
-/// The softmax of a tile's queries.
-pub(super) struct Weights<'a> {
-    pub(super) tile: &'a Tile<'a>,
-    /// `e^score` of each query, from position `start` on.
-    pub(super) scores: &'a [f32],
+/// Queries whose sums are.
+const QUERIES_NEAR: usize = 4;
+
+/// Elements of the sums of `Q` queries.
+type Sums<const Q: usize> = [[f32; VALUES_NEAR]; Q];
+
+/// What a tile's queries give the values of a block.
+pub(super) struct Weights {
+    /// The block's first position.
     pub(super) start: usize,
-    /// One over their sum.
-    pub(super) factors: [f32; TILE],
+    /// The positions of it that each query sees.
+    pub(super) seen: [Range<usize>; TILE],
+    /// What each query's sum over the blocks before is multiplied with.
+    pub(super) shrink: [f32; TILE],
 }
 
-impl Weights<'_> {
-    /// Writes `factor · Σ_p weight[p] · values[p]` of every query, positions ascending.
+impl Weights {
+    /// `sums[q] = shrink[q] · sums[q] + Σ_p weights[q][p - start] · values[p]`, positions ascending.
     #[inline(always)]
-    pub(super) fn sum_values<S: Simd, V: CacheUnit>(
+    pub(super) fn add_values<S: Simd, V: CacheUnit>(
         &self,
         simd: S,
         values: &Strided<'_, V>,
-        out: SharedSlice<'_, f32>,
+        weights: &BlockScores,
+        sums: &mut [&mut [f32]],
     ) {
         for first in (0..values.width).step_by(VALUES_NEAR) {
-            let width = VALUES_NEAR.min(values.width - first);
+            let near = first..values.width.min(first + VALUES_NEAR);
             let mut index = 0;
-            while index < self.tile.queries.len() {
-                let count = (self.tile.queries.len() - index).min(4);
-                let sums = match count {
-                    4 => self.sum_near::<S, V, 4>(simd, values, index, first),
-                    _ => self.sum_near::<S, V, 1>(simd, values, index, first),
-                };
-                let done = if count == 4 { 4 } else { 1 };
-                for (place, sums) in (index..index + done).zip(sums) {
-                    self.write(place, first, &sums[..width], out);
-                }
-                index += done;
+            let (fours, rest) = sums.as_chunks_mut::<QUERIES_NEAR>();
+            for sums in fours {
+                self.add_near(simd, values, weights, index, near.clone(), sums);
+                index += QUERIES_NEAR;
+            }
+            for sums in rest {
+                let sums = std::array::from_mut(sums);
+                self.add_near(simd, values, weights, index, near.clone(), sums);
+                index += 1;
             }
         }
     }
 
-    /// Elements `first..first + width` of the sums of `Q` queries.
+    /// Some elements of the sums of `Q` queries from `index` on.
     #[inline(always)]
-    fn sum_near<S: Simd, V: CacheUnit, const Q: usize>(
+    fn add_near<S: Simd, V: CacheUnit, const Q: usize>(
         &self,
         simd: S,
         values: &Strided<'_, V>,
+        weights: &BlockScores,
         index: usize,
-        first: usize,
-    ) -> [[f32; VALUES_NEAR]; 4] {
-        let mut sums = [[0.0; VALUES_NEAR]; 4];
-        let mut seen = [0..0, 0..0, 0..0, 0..0];
+        near: Range<usize>,
+        sums: &mut [&mut [f32]; Q],
+    ) {
+        let mut memory = [[0.0; VALUES_NEAR]; Q];
+        for (query, (memory, sums)) in memory.iter_mut().zip(&*sums).enumerate() {
+            let shrink = self.shrink[index + query];
+            for (memory, sum) in memory.iter_mut().zip(&sums[near.clone()]) {
+                *memory = sum * shrink;
+            }
+        }
+        let weights: &[[f32; BLOCK]; Q] = weights[index..].first_chunk().expect("of the tile");
+        let seen = &self.seen[index..][..Q];
+        // Positions that all see, together; those before and after, query by query.
         let mut common = 0..usize::MAX;
-        for (query, seen) in seen[..Q].iter_mut().enumerate() {
-            *seen = self.tile.visible(self.tile.queries.start + index + query);
+        for seen in seen {
             common = common.start.max(seen.start)..common.end.min(seen.end);
         }
-        // Positions that all see, together; those before and after, query by query.
         common.end = common.end.max(common.start);
         for query in 0..Q {
             let before = seen[query].start..seen[query].end.min(common.start);
-            let sums = std::array::from_mut(&mut sums[query]);
-            self.add_values::<S, V, 1>(simd, values, index + query, first, before, sums);
+            let (weights, sums) = (&weights[query], std::array::from_mut(&mut memory[query]));
+            self.add_positions(simd, values, &[weights], near.start, before, sums);
         }
-        let together: &mut [[f32; VALUES_NEAR]; Q] =
-            sums.first_chunk_mut().expect("at most four queries");
-        self.add_values::<S, V, Q>(simd, values, index, first, common.clone(), together);
+        let mut together = [&weights[0]; Q];
+        for (together, weights) in together.iter_mut().zip(weights) {
+            *together = weights;
+        }
+        self.add_positions(
+            simd,
+            values,
+            &together,
+            near.start,
+            common.clone(),
+            &mut memory,
+        );
         for query in 0..Q {
             let after = seen[query].start.max(common.end)..seen[query].end;
-            let sums = std::array::from_mut(&mut sums[query]);
-            self.add_values::<S, V, 1>(simd, values, index + query, first, after, sums);
+            let (weights, sums) = (&weights[query], std::array::from_mut(&mut memory[query]));
+            self.add_positions(simd, values, &[weights], near.start, after, sums);
         }
-        sums
+        for (memory, sums) in memory.iter().zip(sums) {
+            sums[near.clone()].copy_from_slice(&memory[..near.len()]);
+        }
     }
 
-    /// Adds some positions to the sums of `Q` queries.
+    /// Adds some positions to the sums of `Q` queries, from the head's element `first` on.
     #[inline(always)]
-    fn add_values<S: Simd, V: CacheUnit, const Q: usize>(
+    fn add_positions<S: Simd, V: CacheUnit, const Q: usize>(
         &self,
         simd: S,
         values: &Strided<'_, V>,
-        index: usize,
+        weights: &[&[f32; BLOCK]; Q],
         first: usize,
         positions: Range<usize>,
-        memory: &mut [[f32; VALUES_NEAR]; Q],
+        memory: &mut Sums<Q>,
     ) {
         if positions.is_empty() {
             return;
         }
         let places = positions.start - self.start..positions.end - self.start;
-        let mut weights: [&[f32]; Q] = [&[]; Q];
-        for (query, weights) in weights.iter_mut().enumerate() {
-            *weights = &self.scores[(index + query) * self.tile.stride..][places.clone()];
+        let mut near: [&[f32]; Q] = [&[]; Q];
+        for (near, weights) in near.iter_mut().zip(weights) {
+            *near = &weights[places.clone()];
         }
         let mut sums = [[simd.load_rows(&[0.0; PANEL_ROWS]); VALUES_NEAR / PANEL_ROWS]; Q];
         for (sums, memory) in sums.iter_mut().zip(&*memory) {
@@ -112,7 +135,7 @@ impl Weights<'_> {
             for query in 0..Q {
                 for chunk in 0..VALUES_NEAR / PANEL_ROWS {
                     let sum = &mut sums[query][chunk];
-                    *sum = simd.add_scaled(loaded[chunk], weights[query][place], *sum);
+                    *sum = simd.add_scaled(loaded[chunk], near[query][place], *sum);
                 }
             }
         }
@@ -120,18 +143,6 @@ impl Weights<'_> {
             for (sum, memory) in sums.into_iter().zip(memory.as_chunks_mut().0) {
                 simd.store_rows(sum, memory);
             }
-        }
-    }
-
-    /// Writes some elements of a query's output.
-    fn write(&self, index: usize, first: usize, sums: &[f32], out: SharedSlice<'_, f32>) {
-        let (token, head) = self.tile.token_and_head(self.tile.queries.start + index);
-        let shape = self.tile.shape;
-        let start = (token * shape.heads + head) * shape.head_dim_v + first;
-        // SAFETY: each query belongs to one task, and its outputs to it alone.
-        let out = unsafe { out.range(start, sums.len()) };
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = sum * self.factors[index];
         }
     }
 }

@@ -54,7 +54,7 @@ impl Footprint {
             .map(|rotation| RopeTable::required_bytes(self.chunk, rotation.width))
             .fold(0, usize::saturating_add);
         let [of_tokens, of_experts] = program.quantised_columns();
-        let scores = AttentionScratch::required_bytes(self.threads, self.context);
+        let scores = AttentionScratch::required_bytes(self.threads);
         let (experts, used) = program.routing_max();
         let quantised = Q8Activations::required_bytes(self.chunk, of_tokens).saturating_add(
             Q8Activations::required_bytes(self.chunk.saturating_mul(used), of_experts),
@@ -65,8 +65,8 @@ impl Footprint {
             RoutingLog::required_bytes(self.chunk, layers, [used, guesses])
                 .saturating_add(Routing::required_bytes(self.chunk, experts, guesses))
         });
-        // Two for each token, and one for each of its experts.
-        let positions = (2 + used).saturating_mul(self.chunk * size_of::<usize>());
+        // One for each token, and one for each of its experts.
+        let positions = (1 + used).saturating_mul(self.chunk * size_of::<usize>());
         [
             floats_bytes,
             turns,

@@ -193,12 +193,6 @@ impl Forward {
         let tokens = [Buffer::Key, Buffer::Value].map(|buffer| self.activations.all(buffer));
         let position = self.positions.first().copied().unwrap_or(0);
         cache.store(&self.kernels, position, self.positions.len(), tokens);
-        self.rows.clear();
-        self.rows.extend(
-            self.positions
-                .iter()
-                .map(|position| position - cache.first()),
-        );
         let kept = cache.shape();
         let shape = AttentionShape {
             heads: self.heads,
@@ -215,7 +209,8 @@ impl Forward {
         let input = AttentionInput {
             queries,
             kv: cache.view(),
-            positions: &self.rows,
+            first: cache.first(),
+            positions: &self.positions,
             sinks: sinks.map(|index| self.resident[index].as_slice()),
         };
         self.kernels
