@@ -130,19 +130,27 @@ fn decays_and_strengths_follow_their_formulas() {
 
 #[test]
 fn a_convolution_carries_its_history_from_call_to_call() {
-    let (channels, taps, tokens) = (13, 4, 11);
+    check_convolution(13, 11, &[1, 2, 3, 7]);
+    // Enough for several tasks.
+    check_convolution(70, 600, &[1, 100, 301]);
+    check_convolution(9, 4000, &[3999]);
+}
+
+fn check_convolution(channels: usize, tokens: usize, chunks: &[usize]) {
+    let taps = 4;
     let weight = Random(1).values(channels * taps);
     let x = Random(2).values(channels * tokens);
     let kernels = Kernels::detect();
-    let run = |chunk: usize| {
+    let run = |threads: usize, chunk: usize| {
+        let pool = Pool::new(threads, false).expect("threads");
         let mut history = vec![0.0; (taps - 1) * channels];
         let mut out = x.clone();
         for part in out.chunks_mut(chunk * channels) {
-            kernels.short_convolution(&weight, channels, &mut history, part);
+            kernels.short_convolution(&pool, &weight, channels, &mut history, part);
         }
         (out, history)
     };
-    let (out, history) = run(tokens);
+    let (out, history) = run(1, tokens);
     for token in 0..tokens {
         for channel in 0..channels {
             let expected: f64 = (0..taps)
@@ -157,17 +165,20 @@ fn a_convolution_carries_its_history_from_call_to_call() {
         }
     }
     assert_eq!(history, x[(tokens - taps + 1) * channels..]);
-    for chunk in [1, 2, 3, 7] {
-        let (found, found_history) = run(chunk);
-        assert_eq!(bits(&found), bits(&out), "chunk {chunk}");
-        assert_eq!(found_history, history);
+    for &chunk in chunks.iter().chain([&tokens]) {
+        for threads in [1, 3] {
+            let (found, found_history) = run(threads, chunk);
+            assert_eq!(bits(&found), bits(&out), "chunk {chunk}");
+            assert_eq!(found_history, history);
+        }
     }
 }
 
 #[test]
 fn a_convolution_of_one_tap_needs_no_history() {
     let mut x = [2.0, 3.0];
-    Kernels::detect().short_convolution(&[0.5, 2.0], 2, &mut [], &mut x);
+    let pool = Pool::new(1, false).expect("a thread");
+    Kernels::detect().short_convolution(&pool, &[0.5, 2.0], 2, &mut [], &mut x);
     assert_eq!(x, [1.0, 6.0]);
 }
 

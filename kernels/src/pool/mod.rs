@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 
 use cursors::Cursors;
 use gate::Gate;
+pub(crate) use rows::TASK_VALUES;
 
 /// Threads that run kernels, the calling thread being one of them.
 pub struct Pool {

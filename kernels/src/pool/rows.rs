@@ -7,7 +7,7 @@ use crate::shared::SharedSlice;
 
 /// Values of a task: some microseconds of most element-by-element work. Fewer than two tasks' worth,
 /// as one token has, are not worth a fork.
-const TASK_VALUES: usize = 8192;
+pub(crate) const TASK_VALUES: usize = 8192;
 
 impl Pool {
     /// Calls `task(rows, values)` on runs of whole rows that together are all of `values`, on all

@@ -11,13 +11,15 @@ use crate::program::{Buffer, HeadColumns};
 impl Forward {
     /// RMS norm of the first columns of every token.
     pub(super) fn norm_columns(&mut self, buffer: Buffer, weight: usize) {
-        let weight = &self.resident[weight];
+        let (kernels, epsilon) = (self.kernels, self.norm_epsilon);
+        let weight = self.resident[weight].as_slice();
         let width = self.activations.width(buffer);
-        for row in self.activations.all_mut(buffer).chunks_exact_mut(width) {
-            let columns = &mut row[..weight.len()];
-            self.kernels
-                .rms_norm_in_place(columns, weight, self.norm_epsilon);
-        }
+        let values = self.activations.all_mut(buffer);
+        self.pool.run_rows(values, width, |_, values| {
+            for row in values.chunks_exact_mut(width) {
+                kernels.rms_norm_in_place(&mut row[..weight.len()], weight, epsilon);
+            }
+        });
         self.changed(buffer);
     }
 
@@ -25,13 +27,17 @@ impl Forward {
     pub(super) fn copy_heads(&mut self, from: HeadColumns, to: HeadColumns) {
         self.activations.set_width(to.buffer, to.buffer_width());
         let [values, out] = self.activations.several([from.buffer, to.buffer]);
-        let tokens = values.chunks_exact(from.buffer_width());
-        for (values, out) in tokens.zip(out.chunks_exact_mut(to.buffer_width())) {
-            let heads = values.chunks_exact(from.head_width).cycle();
-            for (values, out) in heads.zip(out.chunks_exact_mut(to.head_width)) {
-                out[to.start..][..to.width].copy_from_slice(&values[from.start..][..from.width]);
+        let (from_width, to_width) = (from.buffer_width(), to.buffer_width());
+        self.pool.run_rows(out, to_width, |rows, out| {
+            let tokens = values[rows.start * from_width..].chunks_exact(from_width);
+            for (values, out) in tokens.zip(out.chunks_exact_mut(to_width)) {
+                let heads = values.chunks_exact(from.head_width).cycle();
+                for (values, out) in heads.zip(out.chunks_exact_mut(to.head_width)) {
+                    let values = &values[from.start..][..from.width];
+                    out[to.start..][..to.width].copy_from_slice(values);
+                }
             }
-        }
+        });
         self.changed(to.buffer);
     }
 

@@ -11,6 +11,7 @@ impl Forward {
         let (history, _) = self.state.recurrent_mut(state);
         let channels = self.activations.width(Buffer::Mixed);
         self.kernels.short_convolution(
+            &self.pool,
             &self.resident[weight],
             channels,
             history,
@@ -34,11 +35,16 @@ impl Forward {
             Buffer::Strength,
             Buffer::Attended,
         ]);
-        self.kernels
-            .normalise_queries_and_keys(shape, self.norm_epsilon, mixed);
-        self.kernels
-            .decays(&self.resident[rate], &self.resident[bias], decay);
-        self.kernels.sigmoid(strength);
+        let (kernels, epsilon) = (self.kernels, self.norm_epsilon);
+        self.pool.run_rows(mixed, shape.mixed(), |_, mixed| {
+            kernels.normalise_queries_and_keys(shape, epsilon, mixed);
+        });
+        let [rate, bias] = [rate, bias].map(|weight| self.resident[weight].as_slice());
+        self.pool.run_rows(decay, rate.len(), |_, decay| {
+            kernels.decays(rate, bias, decay);
+        });
+        self.pool
+            .run_rows(strength, 1, |_, strength| kernels.sigmoid(strength));
         let input = DeltaRuleInput {
             mixed,
             decay,
