@@ -7,7 +7,7 @@ BINARIES := $(or $(CARGO_TARGET_DIR),target)/release
 PREFIX ?= /usr/local
 INTO = $(DESTDIR)$(PREFIX)
 
-.PHONY: help demo models models-for-tests build install dist test loom valgrind check fmt fmt-check clippy docs shellcheck clean
+.PHONY: help demo models models-for-tests build install dist test loom valgrind check fmt fmt-check clippy docs cycles shellcheck clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -61,7 +61,7 @@ valgrind: ## kernel tests under memcheck, which takes some minutes
 	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="valgrind -q --error-exitcode=9 --fair-sched=yes" \
 	$(CARGO) test -p emel-kernels $(KERNEL_TESTS:%=--test %)
 
-check: fmt-check clippy docs test ## format, lints, docs and tests
+check: fmt-check clippy docs cycles test ## format, lints, docs and tests
 
 fmt: ## format the sources
 	$(CARGO) fmt --all
@@ -75,6 +75,9 @@ clippy: ## lints, warnings are errors
 
 docs: ## API documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+cycles: ## source files that import each other
+	$(PYTHON) scripts/import_cycles.py
 
 shellcheck: ## lint the shell scripts
 	shellcheck bench/*.sh .ci/run

@@ -8,8 +8,10 @@ mod q8_0;
 use half::f16;
 
 use crate::arch::{LANES, PANEL_ROWS, Routine, Simd, pad};
-use crate::attention::VALUES_NEAR;
 use crate::path::Kernels;
+
+/// Elements of a head whose sums over the positions are kept in registers.
+pub(crate) const VALUES_NEAR: usize = 64;
 
 /// Elements in a [`KvBlock`].
 pub const KV_BLOCK_ELEMENTS: usize = 32;

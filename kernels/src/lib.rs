@@ -37,7 +37,6 @@ mod gates;
 mod matmul;
 mod matrix;
 mod norm;
-mod panel;
 mod path;
 mod pool;
 mod rope;

@@ -17,6 +17,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{Whence, lseek};
 
+use crate::aligned_range::AlignedRange;
 use crate::faults::Faults;
 use crate::gguf::{FileIdentity, ModelFile};
 use crate::page::PageSize;
@@ -70,31 +71,6 @@ pub struct OpenFile {
 pub struct OpenFiles {
     files: Vec<OpenFile>,
     faults: Option<Arc<dyn Faults>>,
-}
-
-/// A range of a file widened to an alignment: that which O_DIRECT asks for, or pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
-    /// File offset of the first byte to read.
-    pub offset: u64,
-    /// Bytes to read; at the end of the file fewer arrive.
-    pub bytes: usize,
-    /// Where the wanted bytes start inside the window.
-    pub skip: usize,
-}
-
-impl Window {
-    /// Widens `bytes` at `offset` to multiples of `alignment`.
-    pub fn around(offset: u64, bytes: usize, alignment: usize) -> Self {
-        let step = alignment as u64;
-        let start = offset - offset % step;
-        let end = (offset + bytes as u64).next_multiple_of(step);
-        Self {
-            offset: start,
-            bytes: (end - start) as usize,
-            skip: (offset - start) as usize,
-        }
-    }
 }
 
 impl OpenFile {
@@ -187,8 +163,8 @@ impl OpenFile {
     }
 
     /// The window to read for `bytes` at `offset`.
-    pub fn window(&self, offset: u64, bytes: usize) -> Window {
-        Window::around(offset, bytes, self.alignment())
+    pub fn window(&self, offset: u64, bytes: usize) -> AlignedRange {
+        AlignedRange::around(offset, bytes, self.alignment())
     }
 
     /// Bytes that the file has no place on the drive for: they read as zeros, from nowhere. None
@@ -216,13 +192,13 @@ impl OpenFile {
 
     /// Drops what a read through the page cache has left there; nothing to do for
     /// a direct file. Advice only, so a refusal changes nothing but memory use.
-    pub fn drop_cached(&self, window: Window) {
+    pub fn drop_cached(&self, window: AlignedRange) {
         if self.is_direct() {
             return;
         }
         // Outward, because the kernel drops whole pages only.
         let page = PageSize::of_system();
-        let pages = Window::around(window.offset, window.bytes, page.bytes());
+        let pages = AlignedRange::around(window.offset, window.bytes, page.bytes());
         let _ = posix_fadvise(
             &self.file,
             pages.offset as i64,
@@ -407,18 +383,18 @@ mod tests {
 
     #[test]
     fn a_window_covers_the_wanted_bytes_and_starts_aligned() {
-        let window = Window::around(5000, 100, 4096);
+        let window = AlignedRange::around(5000, 100, 4096);
         assert_eq!(
             window,
-            Window {
+            AlignedRange {
                 offset: 4096,
                 bytes: 4096,
                 skip: 904
             }
         );
-        let straddling = Window::around(8191, 2, 4096);
+        let straddling = AlignedRange::around(8191, 2, 4096);
         assert_eq!((straddling.offset, straddling.bytes), (4096, 8192));
-        let exact = Window::around(7, 9, 1);
+        let exact = AlignedRange::around(7, 9, 1);
         assert_eq!((exact.offset, exact.bytes, exact.skip), (7, 9, 0));
     }
 

@@ -6,6 +6,7 @@
 //! that do not all fit have [`expert_slots`], cut by [`expert_layout`]. The [`probe`] tells the plan what the drive
 //! gives.
 
+mod aligned_range;
 pub mod arena;
 #[cfg(feature = "counting-allocator")]
 pub mod counting_allocator;

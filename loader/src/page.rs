@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-use crate::files::Window;
+use crate::aligned_range::AlignedRange;
 use crate::gguf::Extent;
 
 /// Bytes of a page: 4 KiB on x86-64, and on AArch64 4, 16 or 64 KiB, as the kernel was built.
@@ -53,8 +53,8 @@ impl PageSize {
     }
 
     /// The pages that hold an extent, as a window of its file.
-    pub(crate) fn window(self, extent: &Extent) -> Window {
-        Window::around(extent.offset, extent.bytes as usize, self.0)
+    pub(crate) fn window(self, extent: &Extent) -> AlignedRange {
+        AlignedRange::around(extent.offset, extent.bytes as usize, self.0)
     }
 
     /// Bytes of the pages that hold an extent.

@@ -14,6 +14,7 @@
 
 mod contents;
 mod draft;
+mod growth;
 mod items;
 mod room;
 mod settings;
@@ -42,8 +43,9 @@ use self::shape::{RequestTokens, Shape, context_rotated};
 use crate::error::Error;
 use crate::lossy;
 use crate::notice::{Notice, NoticeListener};
-use crate::request::{Prompt, PromptLimits, TextLimit, check_biases};
+use crate::request::{Prompt, PromptLimits, check_biases};
 use crate::session;
+use crate::text_limit::TextLimit;
 
 /// A model, understood and planned.
 #[derive(Debug)]

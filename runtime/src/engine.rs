@@ -8,25 +8,24 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use emel_loader::probe::Curve;
-use emel_loader::reader::Backend;
 #[cfg(feature = "chat")]
-use emel_model::chat::{ChatTemplate, ChatTemplates, Conversation};
+use emel_model::chat::{ChatTemplate, Conversation};
 use emel_model::kv_cache::KvType;
 use emel_model::routing::LossyRouting;
 use emel_model::routing_log::RoutingLog;
 use emel_model::sampler::SamplerOptions;
-use emel_model::tokenizer::Tokenizer;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::blueprint::{Blueprint, ContextRoom, Io, Settings};
+use crate::blueprint::{Blueprint, Io, Settings};
 use crate::budget::RamBudget;
+use crate::description::Description;
 use crate::error::Error;
 use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
 use crate::job::{Evaluation, Generation, Job, SessionJob, SessionTask, Tracing};
 use crate::notice::{Notice, NoticeListener};
 use crate::open;
-use crate::request::{Prompt, PromptLimits, Request, TextLimit, check_biases};
+use crate::request::{Prompt, PromptLimits, Request, check_biases};
 use crate::stream::TokenStream;
 
 /// Requests that may wait for their turn before [`Engine::generate`] waits itself.
@@ -43,29 +42,6 @@ pub(crate) struct Shared {
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     description: Description,
-}
-
-/// What an engine is, for those who use it.
-pub struct Description {
-    /// Text to token ids and back.
-    pub tokenizer: Arc<Tokenizer>,
-    /// The form of a conversation.
-    #[cfg(feature = "chat")]
-    pub chat_templates: ChatTemplates,
-    /// Tokens a request may have, prompt included.
-    pub context: usize,
-    /// How many more it could have.
-    pub context_room: ContextRoom,
-    /// Tokens in the vocabulary, as many as a row of logits has.
-    pub vocabulary: usize,
-    /// How long the text of a prompt may be.
-    pub text_limit: TextLimit,
-    /// The reader in use.
-    pub backend: Backend,
-    /// Whether what is learnt about experts is written to a file when the engine ends.
-    pub keeps_heat: bool,
-    /// What the user should know: choices made for them, fallbacks, unusual files.
-    pub notices: Vec<Notice>,
 }
 
 /// Builds an [`Engine`].

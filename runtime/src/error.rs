@@ -19,8 +19,8 @@ use emel_model::tokenizer::TokenizerError;
 
 use crate::budget::{BudgetError, in_binary_units, in_mebibytes};
 use crate::notice::Notice;
-use crate::request::TextLimit;
 use crate::session::SessionError;
+use crate::text_limit::{TextLimit, beyond_context};
 
 /// Why a model could not be opened or a request not be answered.
 #[derive(Debug, thiserror::Error)]
@@ -289,22 +289,6 @@ fn memory_refused(planned_bytes: u64, available_bytes: u64) -> String {
     format!(
         "the plan takes {planned} and {available} of memory are available; lower the context or the budget"
     )
-}
-
-/// What a budget holds of a context that is too short for a prompt, and what to do.
-pub(crate) fn beyond_context(context: usize, held: Option<(u64, usize)>) -> String {
-    let Some((budget_bytes, tokens)) = held else {
-        return "; shorten it or raise the context".to_owned();
-    };
-    let budget = in_mebibytes(budget_bytes);
-    match tokens < context {
-        true => format!(
-            ", of which a RAM budget of {budget} holds {tokens}; shorten it, or raise the budget and the context"
-        ),
-        false => {
-            format!(", and a RAM budget of {budget} holds no more; shorten it or raise the budget")
-        }
-    }
 }
 
 /// What of a context a budget holds.

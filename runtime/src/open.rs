@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::blueprint::{Blueprint, Io};
 use crate::budget::{RamBudget, available_bytes};
-use crate::engine::Description;
+use crate::description::Description;
 use crate::engine_thread::EngineThread;
 use crate::error::Error;
 use crate::experts::MixtureShape;

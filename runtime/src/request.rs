@@ -1,12 +1,10 @@
 //! What a caller asks for.
 
-use std::fmt;
-
 use emel_model::sampler::SamplerOptions;
 use emel_model::tokenizer::{EncodeOptions, Tokenizer};
 
-use crate::budget::in_binary_units;
-use crate::error::{Error, Setting, beyond_context};
+use crate::error::{Error, Setting};
+use crate::text_limit::TextLimit;
 
 /// The text, or the token ids, to continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,12 +49,12 @@ impl Prompt {
         let limit = text;
         let ids = match self {
             Self::Text(text) => {
-                limit.check(&text)?;
+                check_length(&text, limit)?;
                 tokenizer.encode(&text, EncodeOptions::PROMPT)
             }
             #[cfg(feature = "chat")]
             Self::Rendered(text) => {
-                limit.check(&text)?;
+                check_length(&text, limit)?;
                 emel_model::chat::prompt_ids(tokenizer, &text)
             }
             Self::Tokens(ids) => ids,
@@ -73,6 +71,16 @@ impl Prompt {
             (_, None) => Ok(ids),
         }
     }
+}
+
+fn check_length(text: &str, limit: &TextLimit) -> Result<(), Error> {
+    if text.len() > limit.bytes() {
+        return Err(Error::PromptTooManyBytes {
+            bytes: text.len(),
+            limit: *limit,
+        });
+    }
+    Ok(())
 }
 
 /// Refuses biases of tokens that do not exist, and those that leave no token to draw.
@@ -106,101 +114,6 @@ pub fn check_biases(
     }
     let found = format!("-inf for all of the {tokens} tokens");
     refuse(found, "one token at least that may be drawn".to_owned())
-}
-
-/// How long a text may be that is to become token ids: no longer than the tokens of the
-/// context can stand for, and than can be tokenised within the budget. Who reads a text from
-/// elsewhere need not read more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TextLimit {
-    bytes: usize,
-    reason: Reason,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reason {
-    /// A context of so many tokens, of which a budget may hold no more than some.
-    Context(usize, Option<(u64, usize)>),
-    /// A budget of so many bytes.
-    Budget(u64),
-}
-
-impl TextLimit {
-    /// Tokenising takes up to 48 bytes for each byte of a text.
-    const BUDGET_SHARE: u64 = 64;
-
-    /// What can be tokenised within a budget.
-    pub fn of_budget(budget_bytes: u64) -> Self {
-        let bytes = budget_bytes / Self::BUDGET_SHARE;
-        Self {
-            bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
-            reason: Reason::Budget(budget_bytes),
-        }
-    }
-
-    /// No more than `context` of the longest tokens have; `held` as in [`PromptLimits`].
-    pub fn within(
-        self,
-        context: usize,
-        held: Option<(u64, usize)>,
-        token_bytes_max: usize,
-    ) -> Self {
-        // A character outside the vocabulary can be one unknown token.
-        let bytes = context.saturating_mul(token_bytes_max.max(char::MAX.len_utf8()));
-        if bytes > self.bytes {
-            return self;
-        }
-        Self {
-            bytes,
-            reason: Reason::Context(context, held),
-        }
-    }
-
-    /// Whether a larger budget is needed for a longer text.
-    pub fn is_of_budget(&self) -> bool {
-        !matches!(self.reason, Reason::Context(_, None))
-    }
-
-    /// Whether a longer context has to be asked for if the text is to be longer.
-    pub fn is_of_context(&self) -> bool {
-        match self.reason {
-            Reason::Context(context, held) => held.is_none_or(|(_, held)| held < context),
-            Reason::Budget(_) => false,
-        }
-    }
-
-    /// Bytes of the longest text.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    fn check(&self, text: &str) -> Result<(), Error> {
-        if text.len() > self.bytes {
-            return Err(Error::PromptTooManyBytes {
-                bytes: text.len(),
-                limit: *self,
-            });
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for TextLimit {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.bytes;
-        match self.reason {
-            Reason::Context(context, held) => write!(
-                formatter,
-                "{bytes} at most fit the context of {context} tokens{}",
-                beyond_context(context, held)
-            ),
-            Reason::Budget(budget_bytes) => write!(
-                formatter,
-                "{bytes} at most can be tokenised in a RAM budget of {}; shorten it or raise the budget",
-                in_binary_units(budget_bytes)
-            ),
-        }
-    }
 }
 
 impl From<&str> for Prompt {
@@ -284,8 +197,8 @@ mod tests {
             TextLimit::of_budget(budget_bytes).within(context, held, token_bytes_max)
         };
         let refusal = |limit: TextLimit, bytes: usize| {
-            let error = limit.check(&"a".repeat(bytes)).unwrap_err();
-            assert!(limit.check(&"a".repeat(bytes - 1)).is_ok());
+            let error = check_length(&"a".repeat(bytes), &limit).unwrap_err();
+            assert!(check_length(&"a".repeat(bytes - 1), &limit).is_ok());
             error.to_string()
         };
         let error = refusal(limit(5, None, 6, 1 << 30), 31);

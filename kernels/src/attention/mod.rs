@@ -27,7 +27,6 @@ use crate::path::Kernels;
 use crate::pool::Pool;
 use crate::shared::SharedSlice;
 use scores::{Softmax, score};
-pub(crate) use values::VALUES_NEAR;
 use values::Weights;
 
 /// What does not change from call to call of a layer.

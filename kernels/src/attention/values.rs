@@ -4,10 +4,7 @@ use std::ops::Range;
 
 use super::{BLOCK, BlockScores, Strided, TILE};
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::cache::CacheUnit;
-
-/// Elements of a head whose sums over the positions are kept in registers.
-pub(crate) const VALUES_NEAR: usize = 64;
+use crate::cache::{CacheUnit, VALUES_NEAR};
 
 /// Queries whose sums are.
 const QUERIES_NEAR: usize = 4;

@@ -5,8 +5,8 @@
 //! ([`CodedBlock`]); gathering codes does not vectorise, so that is scalar, and only the signs and
 //! the dot product go through vectors.
 
+use super::RowScales;
 use super::code_books::IQ1_S;
-use super::{ActivationFormat, Block, RowBlock, RowScales, SignedHalves};
 use crate::arch::{Scalar, Simd};
 
 /// A format of 256 weights from a code book.
@@ -29,13 +29,14 @@ pub(crate) struct CodedGroup {
     pub(super) scales: [f32; 2],
 }
 
-/// Implements [`Block`] and [`RowBlock`] for [`CodedBlock`]s.
-macro_rules! coded_blocks {
-    ($($block:ty),* $(,)?) => {$(
-        impl Block for $block {
+/// Implements [`Block`](super::Block) and [`RowBlock`](super::RowBlock) for a [`CodedBlock`].
+macro_rules! coded_block {
+    ($block:ty) => {
+        impl $crate::block::Block for $block {
             type Raw = <$block as CodedBlock>::Raw;
             const ELEMENTS: usize = 256;
-            const ACTIVATIONS: ActivationFormat = ActivationFormat::Q8;
+            const ACTIVATIONS: $crate::block::ActivationFormat =
+                $crate::block::ActivationFormat::Q8;
 
             #[inline(always)]
             fn blocks(row: &[u8]) -> &[Self::Raw] {
@@ -44,40 +45,38 @@ macro_rules! coded_blocks {
 
             #[inline(always)]
             fn dequantise(raw: &Self::Raw, out: &mut [f32]) {
-                dequantise::<$block>(raw, out);
+                $crate::block::coded::dequantise::<$block>(raw, out);
             }
         }
 
-        impl RowBlock for $block {
+        impl $crate::block::RowBlock for $block {
             // Halves also where a format has one scale per 32: these are bound by their look-ups.
-            type Meaning = SignedHalves;
+            type Meaning = $crate::block::SignedHalves;
             const OFFSET_LOG2: u32 = 6;
 
             #[inline(always)]
-            fn row_scales<S: Simd>(simd: S, blocks: &[Self::Raw]) -> RowScales {
-                scales::<$block, S>(simd, &blocks[0])
+            fn row_scales<S: $crate::arch::Simd>(
+                simd: S,
+                blocks: &[Self::Raw],
+            ) -> $crate::block::RowScales {
+                $crate::block::coded::scales::<$block, S>(simd, &blocks[0])
             }
 
             #[inline(always)]
-            fn row_quants<S: Simd>(simd: S, blocks: &[Self::Raw], groups: &mut [[u8; 32]; 8]) {
-                quants::<$block, S>(simd, &blocks[0], groups);
+            fn row_quants<S: $crate::arch::Simd>(
+                simd: S,
+                blocks: &[Self::Raw],
+                groups: &mut [[u8; 32]; 8],
+            ) {
+                $crate::block::coded::quants::<$block, S>(simd, &blocks[0], groups);
             }
         }
-    )*};
+    };
 }
-
-coded_blocks! {
-    super::iq1_m::IQ1M,
-    super::iq1_s::IQ1S,
-    super::iq2_s::IQ2S,
-    super::iq2_xs::IQ2XS,
-    super::iq2_xxs::IQ2XXS,
-    super::iq3_s::IQ3S,
-    super::iq3_xxs::IQ3XXS,
-}
+pub(super) use coded_block;
 
 #[inline(always)]
-fn dequantise<C: CodedBlock>(raw: &C::Raw, out: &mut [f32]) {
+pub(super) fn dequantise<C: CodedBlock>(raw: &C::Raw, out: &mut [f32]) {
     let scale = Scalar.f16(C::scale(raw));
     for (index, out) in out.chunks_exact_mut(32).enumerate() {
         let group = C::group(raw, scale, index);
@@ -89,7 +88,7 @@ fn dequantise<C: CodedBlock>(raw: &C::Raw, out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn scales<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw) -> RowScales {
+pub(super) fn scales<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw) -> RowScales {
     let scale = simd.f16(C::scale(raw));
     let mut out = RowScales::ZERO;
     for index in 0..8 {
@@ -100,7 +99,7 @@ fn scales<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw) -> RowScales {
 }
 
 #[inline(always)]
-fn quants<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw, groups: &mut [[u8; 32]; 8]) {
+pub(super) fn quants<C: CodedBlock, S: Simd>(simd: S, raw: &C::Raw, groups: &mut [[u8; 32]; 8]) {
     for (index, out) in groups.iter_mut().enumerate() {
         let group = C::group(raw, 0.0, index);
         let weights = simd.negate_where(simd.load_bytes(&group.weights), group.negative);

@@ -5,11 +5,13 @@
 //! and a bit that is set for down (16), then four words of 16 bits with four three-bit scales each
 //! and, in their top nibbles, `d` from its lowest nibble to its highest (8).
 
-use super::coded::{CodedBlock, CodedGroup, EIGHTH, moved_eights};
+use super::coded::{CodedBlock, CodedGroup, EIGHTH, coded_block, moved_eights};
 use super::part;
 
 /// 256 weights in 56 bytes.
 pub(crate) enum IQ1M {}
+
+coded_block!(IQ1M);
 
 impl CodedBlock for IQ1M {
     type Raw = [u8; 56];

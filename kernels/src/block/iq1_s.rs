@@ -4,11 +4,13 @@
 //! 50 bytes: `d` (2), the low eight bits of 32 indices (32), then a word of 16 bits per group: the
 //! upper three bits of its four indices, a three-bit scale, and on top a bit that is set for down.
 
-use super::coded::{CodedBlock, CodedGroup, EIGHTH, moved_eights};
+use super::coded::{CodedBlock, CodedGroup, EIGHTH, coded_block, moved_eights};
 use super::part;
 
 /// 256 weights in 50 bytes.
 pub(crate) enum IQ1S {}
+
+coded_block!(IQ1S);
 
 impl CodedBlock for IQ1S {
     type Raw = [u8; 50];

@@ -6,11 +6,13 @@
 //! nibble).
 
 use super::code_books::IQ2_S;
-use super::coded::{CodedBlock, CodedGroup, eights, half_scales};
+use super::coded::{CodedBlock, CodedGroup, coded_block, eights, half_scales};
 use super::part;
 
 /// 256 weights in 82 bytes.
 pub(crate) enum IQ2S {}
+
+coded_block!(IQ2S);
 
 impl CodedBlock for IQ2S {
     type Raw = [u8; 82];

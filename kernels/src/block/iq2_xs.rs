@@ -5,11 +5,13 @@
 //! [`signs_of_eight`]), then sixteen four-bit scales (8, first half of a group in the low nibble).
 
 use super::code_books::IQ2_XS;
-use super::coded::{CodedBlock, CodedGroup, eights, half_scales, signs_of_eight};
+use super::coded::{CodedBlock, CodedGroup, coded_block, eights, half_scales, signs_of_eight};
 use super::part;
 
 /// 256 weights in 74 bytes.
 pub(crate) enum IQ2XS {}
+
+coded_block!(IQ2XS);
 
 impl CodedBlock for IQ2XS {
     type Raw = [u8; 74];

@@ -5,11 +5,13 @@
 //! sets of seven sign bits (see [`signs_of_eight`]) and a four-bit scale on top.
 
 use super::code_books::IQ2_XXS;
-use super::coded::{CodedBlock, CodedGroup, eights, signs_of_eight};
+use super::coded::{CodedBlock, CodedGroup, coded_block, eights, signs_of_eight};
 use super::part;
 
 /// 256 weights in 66 bytes.
 pub(crate) enum IQ2XXS {}
+
+coded_block!(IQ2XXS);
 
 impl CodedBlock for IQ2XXS {
     type Raw = [u8; 66];

@@ -5,11 +5,13 @@
 //! weight (32), eight four-bit scales (4, first group in the low nibble).
 
 use super::code_books::IQ3_S;
-use super::coded::{CodedBlock, CodedGroup, fours};
+use super::coded::{CodedBlock, CodedGroup, coded_block, fours};
 use super::part;
 
 /// 256 weights in 110 bytes.
 pub(crate) enum IQ3S {}
+
+coded_block!(IQ3S);
 
 impl CodedBlock for IQ3S {
     type Raw = [u8; 110];

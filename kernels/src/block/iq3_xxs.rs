@@ -5,11 +5,13 @@
 //! bits (see [`signs_of_eight`]) and a four-bit scale on top.
 
 use super::code_books::IQ3_XXS;
-use super::coded::{CodedBlock, CodedGroup, fours, signs_of_eight};
+use super::coded::{CodedBlock, CodedGroup, coded_block, fours, signs_of_eight};
 use super::part;
 
 /// 256 weights in 98 bytes.
 pub(crate) enum IQ3XXS {}
+
+coded_block!(IQ3XXS);
 
 impl CodedBlock for IQ3XXS {
     type Raw = [u8; 98];

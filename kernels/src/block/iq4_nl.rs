@@ -8,7 +8,7 @@ use super::{
     parts_of_eight, raised, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::PanelScales;
+use crate::block::panel::PanelScales;
 
 /// 32 weights in 18 bytes.
 pub(crate) enum IQ4NL {}

@@ -10,7 +10,7 @@ use super::{
     halves_of_indices, part,
 };
 use crate::arch::Simd;
-use crate::panel::PanelScales;
+use crate::block::panel::PanelScales;
 
 /// 256 weights in 136 bytes.
 pub(crate) enum IQ4XS {}

@@ -28,6 +28,7 @@ mod iq3_xxs;
 mod iq4_nl;
 mod iq4_xs;
 mod mxfp4;
+pub(crate) mod panel;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -43,7 +44,7 @@ mod tq2_0;
 
 use crate::activations::GROUP_ELEMENTS;
 use crate::arch::{PANEL_ROWS, Simd, lane_of};
-use crate::panel::{Panel, PanelScales};
+use panel::{Panel, PanelScales};
 
 /// How a dot product wants the activations of a format's matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::{
     parts_of_eight, raised,
 };
 use crate::arch::Simd;
-use crate::panel::PanelScales;
+use crate::block::panel::PanelScales;
 
 /// 32 weights in 17 bytes.
 pub(crate) enum MXFP4 {}

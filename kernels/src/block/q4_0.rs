@@ -7,7 +7,7 @@ use super::{
     halves_of_nibbles, parts, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::{Panel, PanelScales};
+use crate::block::panel::{Panel, PanelScales};
 
 /// 32 weights in 18 bytes.
 pub(crate) enum Q4_0 {}

@@ -8,7 +8,7 @@ use super::{
     parts_of_eight, store_scales_and_minima,
 };
 use crate::arch::Simd;
-use crate::panel::PanelScales;
+use crate::block::panel::PanelScales;
 
 /// 32 weights in 20 bytes.
 pub(crate) enum Q4_1 {}

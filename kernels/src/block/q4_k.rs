@@ -12,7 +12,7 @@ use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::{Panel, PanelScales};
+use crate::block::panel::{Panel, PanelScales};
 
 /// 256 weights in 144 bytes.
 pub(crate) enum Q4K {}

@@ -8,7 +8,7 @@ use super::{
     halves_of_nibbles_and_fifth_bits, part, parts_of_eight, store_scales,
 };
 use crate::arch::Simd;
-use crate::panel::PanelScales;
+use crate::block::panel::PanelScales;
 
 /// 32 weights in 22 bytes.
 pub(crate) enum Q5_0 {}

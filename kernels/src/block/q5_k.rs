@@ -10,7 +10,7 @@ use super::{
     ActivationFormat, Block, PackRows, QuantisedBlock, WithMinimum, blocks_at, half_at, part, parts,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::PanelScales;
+use crate::block::panel::PanelScales;
 
 /// 256 weights in 176 bytes.
 pub(crate) enum Q5K {}

@@ -11,7 +11,7 @@ use super::{
     parts,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::{Panel, PanelScales};
+use crate::block::panel::{Panel, PanelScales};
 
 /// 256 weights in 210 bytes.
 pub(crate) enum Q6K {}

@@ -8,7 +8,7 @@ use super::{
     halves_of_groups, part, parts, parts_of_eight,
 };
 use crate::arch::{PANEL_ROWS, Simd};
-use crate::panel::{Panel, PanelScales};
+use crate::block::panel::{Panel, PanelScales};
 
 /// 32 weights in 34 bytes.
 pub(crate) enum Q8_0 {}

@@ -7,10 +7,10 @@
 
 use half::f16;
 
+use super::VALUES_NEAR;
 use super::{CacheUnit, KV_BLOCK_ELEMENTS, KvBlock};
 use crate::activations::quants_of;
 use crate::arch::{LANES, PANEL_ROWS, Routine, Simd};
-use crate::attention::VALUES_NEAR;
 
 /// Writes heads of `width` values, each to blocks of its own.
 pub(super) struct Store<'a> {

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Share;
-use super::float_panels::{self, Dequantised, Floats};
+use super::float_panels::{self, Dequantised, Floats, last_eight};
 use crate::arch::{LANES, Routine, Simd, pad};
 use crate::block::{BLOCK_ELEMENTS_MAX, FloatBlock, QuantisedBlock};
 
@@ -147,16 +147,6 @@ impl<F: FloatBlock> Dots for FloatDots<F> {
         }
         sums
     }
-}
-
-/// The weights after the last whole eight of a row, padded with zeros.
-#[inline(always)]
-pub(super) fn last_eight<F: FloatBlock>(row: &[u8]) -> [f32; LANES] {
-    let mut padded = [0.0; LANES];
-    for (weight, raw) in padded.iter_mut().zip(F::eights(row).1) {
-        F::dequantise(raw, std::slice::from_mut(weight));
-    }
-    padded
 }
 
 /// Quantised weights: every block is dequantised where it is needed.

@@ -10,7 +10,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::Share;
-use super::float::last_eight;
 use super::room::Room;
 use crate::arch::{LANES, PANEL_ROWS, Routine, Simd};
 use crate::block::{BLOCK_ELEMENTS_MAX, FloatBlock, QuantisedBlock};
@@ -317,4 +316,14 @@ impl Routine for Finish<'_> {
             self.share.write(token, self.rows.start, out);
         }
     }
+}
+
+/// The weights after the last whole eight of a row, padded with zeros.
+#[inline(always)]
+pub(super) fn last_eight<F: FloatBlock>(row: &[u8]) -> [f32; LANES] {
+    let mut padded = [0.0; LANES];
+    for (weight, raw) in padded.iter_mut().zip(F::eights(row).1) {
+        F::dequantise(raw, std::slice::from_mut(weight));
+    }
+    padded
 }

@@ -9,6 +9,7 @@
 mod float;
 mod float_panels;
 mod integer;
+mod packs;
 mod room;
 mod single;
 

@@ -9,11 +9,11 @@
 use std::marker::PhantomData;
 
 use super::Share;
-use super::integer::{add_half, padded_pack, strip, whole_pack};
+use super::packs::{add_half, padded_pack, strip, whole_pack};
 use crate::activations::{GROUP_ELEMENTS, PACK_ELEMENTS, Q8Pack, Q8View};
 use crate::arch::{PANEL_ROWS, Routine, Simd, lane_of};
+use crate::block::panel::PanelScales;
 use crate::block::{Meaning, PackRows, QuantisedBlock};
-use crate::panel::PanelScales;
 
 /// Computes the share's rows for the first token.
 pub(super) fn multiply<F: QuantisedBlock>(share: &Share<'_>, view: Q8View<'_>) {

@@ -6,10 +6,10 @@
 
 use std::path::Path;
 
+use super::cursor::{Cursor, Flaw, reserved};
 use super::error::quote;
 use super::foreign::{Foreign, HEAD_BYTES, recognise};
 use super::identity::FileIdentity;
-use super::window::{Flaw, Window, reserved};
 use super::{Array, GgufError, Metadata, StringTable, Value};
 
 /// Arrays of arrays are skipped down to this depth.
@@ -46,20 +46,20 @@ pub(super) struct RawTensor {
 impl Header {
     /// Reads the header of the file at `path`.
     pub(super) fn read(path: &Path) -> Result<Self, GgufError> {
-        let mut window = Window::open(path)?;
-        read_preamble(&mut window)?;
-        let tensor_count = window.at("the header", Window::u64)?;
-        let pair_count = window.at("the header", Window::u64)?;
-        window.at("the metadata", |window| {
-            window.expect_items(pair_count, PAIR_BYTES_MIN)
+        let mut cursor = Cursor::open(path)?;
+        read_preamble(&mut cursor)?;
+        let tensor_count = cursor.at("the header", Cursor::u64)?;
+        let pair_count = cursor.at("the header", Cursor::u64)?;
+        cursor.at("the metadata", |cursor| {
+            cursor.expect_items(pair_count, PAIR_BYTES_MIN)
         })?;
 
         let mut metadata = Metadata::default();
-        window.at("the metadata", |window| {
-            window.keep(pair_count, size_of::<(String, Value)>())
+        cursor.at("the metadata", |cursor| {
+            cursor.keep(pair_count, size_of::<(String, Value)>())
         })?;
         for index in 0..pair_count {
-            let (key, value) = read_pair(&mut window, index, pair_count)?;
+            let (key, value) = read_pair(&mut cursor, index, pair_count)?;
             if metadata.get(&key).is_some() {
                 return Err(GgufError::DuplicateKey {
                     path: path.to_owned(),
@@ -69,38 +69,38 @@ impl Header {
             metadata.insert(key, value);
         }
 
-        window.at("the tensor descriptions", |window| {
-            window.expect_items(tensor_count, TENSOR_BYTES_MIN)
+        cursor.at("the tensor descriptions", |cursor| {
+            cursor.expect_items(tensor_count, TENSOR_BYTES_MIN)
         })?;
-        window.at("the tensor descriptions", |window| {
-            window.keep(tensor_count, size_of::<RawTensor>())
+        cursor.at("the tensor descriptions", |cursor| {
+            cursor.keep(tensor_count, size_of::<RawTensor>())
         })?;
         let mut tensors = Vec::new();
         for index in 0..tensor_count {
-            tensors.push(read_tensor(&mut window, index, tensor_count)?);
+            tensors.push(read_tensor(&mut cursor, index, tensor_count)?);
         }
 
         Ok(Self {
-            identity: window.identity,
-            file_bytes: window.file_bytes,
+            identity: cursor.identity,
+            file_bytes: cursor.file_bytes,
             metadata,
             tensors,
-            end: window.position,
+            end: cursor.position,
         })
     }
 }
 
-fn read_preamble(window: &mut Window) -> Result<(), GgufError> {
-    let path = window.path.clone();
-    let magic_bytes = window.file_bytes.min(4) as usize;
+fn read_preamble(cursor: &mut Cursor) -> Result<(), GgufError> {
+    let path = cursor.path.clone();
+    let magic_bytes = cursor.file_bytes.min(4) as usize;
     let mut magic = [0; 4];
-    window.at("the header", |window| {
-        window.fill(&mut magic[..magic_bytes])
+    cursor.at("the header", |cursor| {
+        cursor.fill(&mut magic[..magic_bytes])
     })?;
     if &magic != b"GGUF" {
-        return Err(other_format(window, &magic[..magic_bytes])?);
+        return Err(other_format(cursor, &magic[..magic_bytes])?);
     }
-    match window.at("the header", Window::u32)? {
+    match cursor.at("the header", Cursor::u32)? {
         2 | 3 => Ok(()),
         1 => Err(GgufError::VersionOne { path }),
         found if matches!(found.swap_bytes(), 1..=0xffff) => Err(GgufError::BigEndian {
@@ -112,13 +112,13 @@ fn read_preamble(window: &mut Window) -> Result<(), GgufError> {
 }
 
 /// What a file that begins with `start` is instead of a GGUF file.
-fn other_format(window: &mut Window, start: &[u8]) -> Result<GgufError, GgufError> {
-    let path = window.path.clone();
-    let head_bytes = window.file_bytes.min(HEAD_BYTES as u64) as usize;
+fn other_format(cursor: &mut Cursor, start: &[u8]) -> Result<GgufError, GgufError> {
+    let path = cursor.path.clone();
+    let head_bytes = cursor.file_bytes.min(HEAD_BYTES as u64) as usize;
     let mut head = start.to_vec();
     head.resize(head_bytes, 0);
-    window.at("the header", |window| window.fill(&mut head[start.len()..]))?;
-    Ok(match recognise(&head, window.file_bytes) {
+    cursor.at("the header", |cursor| cursor.fill(&mut head[start.len()..]))?;
+    Ok(match recognise(&head, cursor.file_bytes) {
         Some(Foreign { found, advice }) => GgufError::Foreign {
             path,
             found,
@@ -131,34 +131,34 @@ fn other_format(window: &mut Window, start: &[u8]) -> Result<GgufError, GgufErro
     })
 }
 
-fn read_pair(window: &mut Window, index: u64, count: u64) -> Result<(String, Value), GgufError> {
-    let key = window
+fn read_pair(cursor: &mut Cursor, index: u64, count: u64) -> Result<(String, Value), GgufError> {
+    let key = cursor
         .name()
-        .map_err(|flaw| window.error(flaw, &format!("metadata pair {} of {count}", index + 1)))?;
-    let value = read_value(window)
-        .map_err(|flaw| window.error(flaw, &format!("the value of {}", quote(key.as_bytes()))))?;
+        .map_err(|flaw| cursor.error(flaw, &format!("metadata pair {} of {count}", index + 1)))?;
+    let value = read_value(cursor)
+        .map_err(|flaw| cursor.error(flaw, &format!("the value of {}", quote(key.as_bytes()))))?;
     Ok((key, value))
 }
 
-fn read_tensor(window: &mut Window, index: u64, count: u64) -> Result<RawTensor, GgufError> {
-    let name = window.name().map_err(|flaw| {
+fn read_tensor(cursor: &mut Cursor, index: u64, count: u64) -> Result<RawTensor, GgufError> {
+    let name = cursor.name().map_err(|flaw| {
         let place = format!("the description of tensor {} of {count}", index + 1);
-        window.error(flaw, &place)
+        cursor.error(flaw, &place)
     })?;
     let place = |name: &str| format!("the description of tensor {}", quote(name.as_bytes()));
-    match read_description(window) {
+    match read_description(cursor) {
         Ok((dims, type_id, data_offset)) => Ok(RawTensor {
             name,
             dims,
             type_id,
             data_offset,
         }),
-        Err(flaw) => Err(window.error(flaw, &place(&name))),
+        Err(flaw) => Err(cursor.error(flaw, &place(&name))),
     }
 }
 
-fn read_description(window: &mut Window) -> Result<(Vec<u64>, u32, u64), Flaw> {
-    let rank = window.u32()?;
+fn read_description(cursor: &mut Cursor) -> Result<(Vec<u64>, u32, u64), Flaw> {
+    let rank = cursor.u32()?;
     if !(1..=RANK_MAX).contains(&rank) {
         return Err(Flaw::Bad(format!(
             "{rank} dimensions, expected 1 to {RANK_MAX}"
@@ -166,68 +166,68 @@ fn read_description(window: &mut Window) -> Result<(Vec<u64>, u32, u64), Flaw> {
     }
     let mut dims = Vec::with_capacity(rank as usize);
     for _ in 0..rank {
-        dims.push(window.u64()?);
+        dims.push(cursor.u64()?);
     }
-    Ok((dims, window.u32()?, window.u64()?))
+    Ok((dims, cursor.u32()?, cursor.u64()?))
 }
 
-fn read_value(window: &mut Window) -> Result<Value, Flaw> {
-    let kind = Kind::read(window)?;
+fn read_value(cursor: &mut Cursor) -> Result<Value, Flaw> {
+    let kind = Kind::read(cursor)?;
     Ok(match kind {
-        Kind::U8 => Value::Unsigned(window.u8()?.into()),
-        Kind::U16 => Value::Unsigned(window.u16()?.into()),
-        Kind::U32 => Value::Unsigned(window.u32()?.into()),
-        Kind::U64 => Value::Unsigned(window.u64()?),
-        Kind::I8 => Value::Signed((window.u8()? as i8).into()),
-        Kind::I16 => Value::Signed((window.u16()? as i16).into()),
-        Kind::I32 => Value::Signed((window.u32()? as i32).into()),
-        Kind::I64 => Value::Signed(window.u64()? as i64),
-        Kind::F32 => Value::Float(f32::from_bits(window.u32()?).into()),
-        Kind::F64 => Value::Float(f64::from_bits(window.u64()?)),
-        Kind::Bool => Value::Bool(window.bool()?),
+        Kind::U8 => Value::Unsigned(cursor.u8()?.into()),
+        Kind::U16 => Value::Unsigned(cursor.u16()?.into()),
+        Kind::U32 => Value::Unsigned(cursor.u32()?.into()),
+        Kind::U64 => Value::Unsigned(cursor.u64()?),
+        Kind::I8 => Value::Signed((cursor.u8()? as i8).into()),
+        Kind::I16 => Value::Signed((cursor.u16()? as i16).into()),
+        Kind::I32 => Value::Signed((cursor.u32()? as i32).into()),
+        Kind::I64 => Value::Signed(cursor.u64()? as i64),
+        Kind::F32 => Value::Float(f32::from_bits(cursor.u32()?).into()),
+        Kind::F64 => Value::Float(f64::from_bits(cursor.u64()?)),
+        Kind::Bool => Value::Bool(cursor.bool()?),
         Kind::String => {
             let mut string = Vec::new();
-            window.string(&mut string)?;
+            cursor.string(&mut string)?;
             string.shrink_to_fit();
             Value::String(string)
         }
-        Kind::Array => Value::Array(read_array(window)?),
+        Kind::Array => Value::Array(read_array(cursor)?),
     })
 }
 
-fn read_array(window: &mut Window) -> Result<Array, Flaw> {
-    let kind = Kind::read(window)?;
-    let count = window.u64()?;
-    window.expect_items(count, kind.bytes_min())?;
+fn read_array(cursor: &mut Cursor) -> Result<Array, Flaw> {
+    let kind = Kind::read(cursor)?;
+    let count = cursor.u64()?;
+    cursor.expect_items(count, kind.bytes_min())?;
     Ok(match kind {
-        Kind::F32 => Array::F32(window.list(count, |w| Ok(f32::from_bits(w.u32()?)))?),
-        Kind::F64 => Array::F32(window.list(count, |w| Ok(f64::from_bits(w.u64()?) as f32))?),
-        Kind::Bool => Array::Bool(window.list(count, Window::bool)?),
-        Kind::String => Array::String(read_strings(window, count)?),
+        Kind::F32 => Array::F32(cursor.list(count, |w| Ok(f32::from_bits(w.u32()?)))?),
+        Kind::F64 => Array::F32(cursor.list(count, |w| Ok(f64::from_bits(w.u64()?) as f32))?),
+        Kind::Bool => Array::Bool(cursor.list(count, Cursor::bool)?),
+        Kind::String => Array::String(read_strings(cursor, count)?),
         Kind::Array => {
-            skip_arrays(window, count, NESTING_MAX)?;
+            skip_arrays(cursor, count, NESTING_MAX)?;
             let count = usize::try_from(count).map_err(|_| Flaw::Bad("too long".to_owned()))?;
             Array::Nested(count)
         }
-        Kind::U8 | Kind::U16 | Kind::U32 | Kind::U64 => read_integers(window, kind, count)?,
-        Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64 => read_integers(window, kind, count)?,
+        Kind::U8 | Kind::U16 | Kind::U32 | Kind::U64 => read_integers(cursor, kind, count)?,
+        Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64 => read_integers(cursor, kind, count)?,
     })
 }
 
-fn read_integers(window: &mut Window, kind: Kind, count: u64) -> Result<Array, Flaw> {
-    window.keep(count, size_of::<i32>())?;
+fn read_integers(cursor: &mut Cursor, kind: Kind, count: u64) -> Result<Array, Flaw> {
+    cursor.keep(count, size_of::<i32>())?;
     let mut narrow: Vec<i32> = Vec::with_capacity(reserved(count));
     for index in 0..count {
-        let number = read_integer(window, kind)?;
+        let number = read_integer(cursor, kind)?;
         if let Ok(number) = i32::try_from(number) {
             narrow.push(number);
             continue;
         }
-        window.keep(count, size_of::<i64>())?;
+        cursor.keep(count, size_of::<i64>())?;
         let mut wide: Vec<i64> = narrow.into_iter().map(i64::from).collect();
         wide.push(number);
         for _ in index + 1..count {
-            wide.push(read_integer(window, kind)?);
+            wide.push(read_integer(cursor, kind)?);
         }
         wide.shrink_to_fit();
         return Ok(Array::I64(wide));
@@ -236,16 +236,16 @@ fn read_integers(window: &mut Window, kind: Kind, count: u64) -> Result<Array, F
     Ok(Array::I32(narrow))
 }
 
-fn read_integer(window: &mut Window, kind: Kind) -> Result<i64, Flaw> {
+fn read_integer(cursor: &mut Cursor, kind: Kind) -> Result<i64, Flaw> {
     Ok(match kind {
-        Kind::U8 => window.u8()?.into(),
-        Kind::I8 => i64::from(window.u8()? as i8),
-        Kind::U16 => window.u16()?.into(),
-        Kind::I16 => i64::from(window.u16()? as i16),
-        Kind::U32 => window.u32()?.into(),
-        Kind::I32 => i64::from(window.u32()? as i32),
+        Kind::U8 => cursor.u8()?.into(),
+        Kind::I8 => i64::from(cursor.u8()? as i8),
+        Kind::U16 => cursor.u16()?.into(),
+        Kind::I16 => i64::from(cursor.u16()? as i16),
+        Kind::U32 => cursor.u32()?.into(),
+        Kind::I32 => i64::from(cursor.u32()? as i32),
         Kind::U64 => {
-            let number = window.u64()?;
+            let number = cursor.u64()?;
             i64::try_from(number).map_err(|_| {
                 Flaw::Bad(format!(
                     "an array holds {number}, expected at most {}",
@@ -253,16 +253,16 @@ fn read_integer(window: &mut Window, kind: Kind) -> Result<i64, Flaw> {
                 ))
             })?
         }
-        _ => window.u64()? as i64,
+        _ => cursor.u64()? as i64,
     })
 }
 
-fn read_strings(window: &mut Window, count: u64) -> Result<StringTable, Flaw> {
-    window.keep(count, size_of::<u32>())?;
+fn read_strings(cursor: &mut Cursor, count: u64) -> Result<StringTable, Flaw> {
+    cursor.keep(count, size_of::<u32>())?;
     let mut table = StringTable::default();
     let mut string = Vec::new();
     for _ in 0..count {
-        window.string(&mut string)?;
+        cursor.string(&mut string)?;
         if !table.push(&string) {
             return Err(Flaw::Bad("an array of strings over 4 GiB".to_owned()));
         }
@@ -271,28 +271,28 @@ fn read_strings(window: &mut Window, count: u64) -> Result<StringTable, Flaw> {
     Ok(table)
 }
 
-fn skip_arrays(window: &mut Window, count: u64, depth: u32) -> Result<(), Flaw> {
+fn skip_arrays(cursor: &mut Cursor, count: u64, depth: u32) -> Result<(), Flaw> {
     if depth == 0 {
         return Err(Flaw::Bad(format!(
             "arrays nested deeper than {NESTING_MAX}, expected a flat array"
         )));
     }
     // Nothing of it is kept, but counting it as if it were bounds the time.
-    window.keep(count, size_of::<u64>())?;
+    cursor.keep(count, size_of::<u64>())?;
     for _ in 0..count {
-        let kind = Kind::read(window)?;
-        let inner = window.u64()?;
-        let bytes = window.expect_items(inner, kind.bytes_min())?;
+        let kind = Kind::read(cursor)?;
+        let inner = cursor.u64()?;
+        let bytes = cursor.expect_items(inner, kind.bytes_min())?;
         match kind {
-            Kind::Array => skip_arrays(window, inner, depth - 1)?,
+            Kind::Array => skip_arrays(cursor, inner, depth - 1)?,
             Kind::String => {
-                window.keep(inner, size_of::<u64>())?;
+                cursor.keep(inner, size_of::<u64>())?;
                 for _ in 0..inner {
-                    let length = window.u64()?;
-                    window.skip(length)?;
+                    let length = cursor.u64()?;
+                    cursor.skip(length)?;
                 }
             }
-            _ => window.skip(bytes)?,
+            _ => cursor.skip(bytes)?,
         }
     }
     Ok(())
@@ -334,8 +334,8 @@ impl Kind {
         Self::F64,
     ];
 
-    fn read(window: &mut Window) -> Result<Self, Flaw> {
-        let id = window.u32()?;
+    fn read(cursor: &mut Cursor) -> Result<Self, Flaw> {
+        let id = cursor.u32()?;
         let known = usize::try_from(id).ok().and_then(|id| Self::ALL.get(id));
         known.copied().ok_or_else(|| {
             Flaw::Bad(format!(

@@ -1,6 +1,7 @@
 //! The GGUF container: header, metadata and tensor descriptions.
 
 mod catalog;
+mod cursor;
 mod error;
 mod foreign;
 mod header;
@@ -8,7 +9,6 @@ mod identity;
 mod metadata;
 mod shard;
 mod tensor_type;
-mod window;
 
 pub use catalog::{Catalog, Extent, ModelFile, Tensor};
 pub use error::GgufError;

@@ -24,8 +24,9 @@ use memmap2::{Advice, Mmap, UncheckedAdvice};
 
 use super::time_slice::run_at_once;
 use super::{Backend, Description, ReadError, ReadLimits, ReadRequest, Reader};
+use crate::aligned_range::AlignedRange;
 use crate::arena::View;
-use crate::files::{OpenFiles, Window};
+use crate::files::OpenFiles;
 use crate::gguf::Extent;
 use crate::page::PageSize;
 
@@ -217,7 +218,7 @@ impl Maps {
                 continue;
             }
             self.unmap(extent.file, pages.clone());
-            self.files.get(extent.file).drop_cached(Window {
+            self.files.get(extent.file).drop_cached(AlignedRange {
                 offset: pages.start as u64,
                 bytes: pages.len(),
                 skip: 0,

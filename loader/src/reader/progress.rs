@@ -8,7 +8,8 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 
 use super::ReadError;
-use crate::files::{OpenFile, Window};
+use crate::aligned_range::AlignedRange;
+use crate::files::OpenFile;
 use crate::gguf::Extent;
 
 /// Calls in a row that bring nothing before a read is given up.
@@ -20,7 +21,7 @@ const DEVICE_ERRORS_MAX: u32 = 3;
 /// How far a read into a buffer has come.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    pub(super) window: Window,
+    pub(super) window: AlignedRange,
     alignment: usize,
     wanted: usize,
     filled: usize,
@@ -185,7 +186,7 @@ mod tests {
         let file = file(&folder);
         let mut progress = progress(&file);
         progress.alignment = 512;
-        progress.window = Window::around(1000, 5000, 512);
+        progress.window = AlignedRange::around(1000, 5000, 512);
         assert_eq!(progress.record(&file, Ok(600)), Ok(false));
         assert_eq!(progress.remaining().0.start, 512);
         // The same bytes again are no progress, and no end of the file either.

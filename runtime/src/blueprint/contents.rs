@@ -28,7 +28,8 @@ use crate::error::{Error, Instead};
 use crate::experts::prefetch::GUESSES_PER_USED;
 use crate::lossy;
 use crate::notice::{Notice, NoticeListener};
-use crate::request::{PromptLimits, TextLimit};
+use crate::request::PromptLimits;
+use crate::text_limit::TextLimit;
 
 /// What a model's file holds, understood.
 pub(super) struct Contents {

@@ -1,7 +1,7 @@
 //! How long a context could be, and what a longer one would need.
 
 use super::draft::Draft;
-use super::shape::CONTEXT_MAX;
+use super::settings::CONTEXT_MAX;
 
 /// How long a context could be, and what a longer one would need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,11 +6,13 @@ use emel_model::kv_cache::KvType;
 use emel_model::routing::LossyRouting;
 use emel_model::sampler::SamplerOptions;
 
-use super::shape::CONTEXT_MAX;
 use crate::budget::RamBudget;
 use crate::error::{Error, Setting};
 use crate::experts::heat::Learning;
 use crate::experts::prefetch::Prefetch;
+
+/// The longest context.
+pub(super) const CONTEXT_MAX: usize = 0x1000_0000;
 
 /// How weights are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

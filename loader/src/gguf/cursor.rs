@@ -1,4 +1,4 @@
-//! The bytes of a header, in order: a window that moves over the file, counts what is
+//! The bytes of a header, in order: a cursor that moves over the file, counts what is
 //! kept, and puts file and place to what goes wrong.
 
 use std::fs::{File, OpenOptions};
@@ -35,8 +35,8 @@ pub(super) enum Flaw {
     TooLarge,
 }
 
-/// A window that moves over the file from front to back and leaves no page cache.
-pub(super) struct Window {
+/// A cursor that moves over the file from front to back and leaves no page cache.
+pub(super) struct Cursor {
     pub(super) path: PathBuf,
     file: File,
     pub(super) identity: FileIdentity,
@@ -49,7 +49,7 @@ pub(super) struct Window {
     kept_bytes: u64,
 }
 
-impl Window {
+impl Cursor {
     pub(super) fn open(path: &Path) -> Result<Self, GgufError> {
         let open_error = |source| GgufError::Open {
             path: path.to_owned(),
