@@ -1,6 +1,6 @@
 //! Faults for readers, from a seed.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ pub struct Rates {
     pub interrupted: u64,
     /// EAGAIN.
     pub try_again: u64,
-    /// EIO, and not again at the next call for the same place.
+    /// EIO, and not again at the next calls for the same place.
     pub device_error_once: u64,
     /// A request waits for up to [`Rates::delay_max`].
     pub delay: u64,
@@ -51,8 +51,9 @@ pub struct SeededFaults {
 #[derive(Debug)]
 struct State {
     random: SplitMix64,
-    /// Places whose last answer was EIO.
-    failed: HashSet<u64>,
+    /// Calls for a place that has failed with EIO which are answered truly: another read of the
+    /// same place may come before the one that failed is tried again.
+    spared: HashMap<u64, u8>,
     /// From here on every read fails for ever, with this error.
     broken: Option<(u64, i32)>,
     counts: Counts,
@@ -79,7 +80,7 @@ impl SeededFaults {
             rates,
             state: Mutex::new(State {
                 random: SplitMix64(seed),
-                failed: HashSet::new(),
+                spared: HashMap::new(),
                 broken: None,
                 counts: Counts::default(),
             }),
@@ -123,16 +124,18 @@ impl Faults for SeededFaults {
         const EINTR: i32 = 4;
         const EIO: i32 = 5;
         const EAGAIN: i32 = 11;
+        const SPARED_CALLS: u8 = 3;
         let mut state = self.lock();
         if let Some((_, code)) = state.broken.filter(|(start, _)| offset >= *start) {
             state.counts.permanent += 1;
             return Err(io::Error::from_raw_os_error(code));
         }
-        if state.failed.remove(&offset) {
+        if let Some(calls) = state.spared.get_mut(&offset).filter(|calls| **calls > 0) {
+            *calls -= 1;
             return answer;
         }
         if state.one_in(self.rates.device_error_once) {
-            state.failed.insert(offset);
+            state.spared.insert(offset, SPARED_CALLS);
             return state.passing(EIO);
         }
         if state.one_in(self.rates.interrupted) {
