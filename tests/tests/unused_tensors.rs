@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use emel::{KvType, Settings};
@@ -11,10 +11,23 @@ use emel_model::arch;
 use emel_model::error::ModelError;
 use emel_model::program::UnusedPart;
 use emel_tests::fixtures::{fixture, json};
-use emel_tests::forward::{Cut, logits};
+use emel_tests::forward::{Cut, logits, logits_in_context};
 use emel_tests::gguf_writer::{Field, GgufWriter};
 use emel_tests::run;
+use emel_tests::variants::{Results, packed_json};
 use serde::Deserialize;
+
+const CUT: Cut = Cut {
+    unit_bytes: 1 << 20,
+    experts: 16,
+    chunk: 3,
+    threads: 1,
+    joined: true,
+    kv_type: KvType::F32,
+};
+
+/// Scales of experts, one after the other. Powers of two do not round.
+const FACTORS: [f32; 3] = [0.5, 4.0, 2.0];
 
 /// A tiny model of one of the architectures.
 struct Fixture {
@@ -86,15 +99,7 @@ impl Bench {
     }
 
     fn logits(&self, model: &GgufWriter) -> Result<Vec<f32>, ModelError> {
-        let cut = Cut {
-            unit_bytes: 1 << 20,
-            experts: 16,
-            chunk: 3,
-            threads: 1,
-            joined: true,
-            kv_type: KvType::F32,
-        };
-        let rows = logits(&self.write(model), cut, &[5, 80, 300, 12])?;
+        let rows = logits(&self.write(model), CUT, &[5, 80, 300, 12])?;
         Ok(rows.concat())
     }
 
@@ -219,31 +224,94 @@ fn a_tensor_that_no_architecture_has_is_refused_by_name() {
     );
 }
 
-/// Tensors that are no matrix of a product, or of one that llama.cpp has no scale or bias for.
-fn is_plain(architecture: &str, tensor: &Tensor, kind: &str) -> bool {
-    let name = tensor.name.strip_suffix(".weight").unwrap();
-    let part = name.rsplit('.').next().unwrap();
-    // What llama.cpp loads for these architectures.
-    let is_taken = match (kind, part) {
-        ("bias", "output") => architecture == "qwen2",
-        ("bias", "attn_q" | "attn_k" | "attn_v" | "attn_qkv") => architecture != "deepseek2",
-        ("bias", "attn_output") => {
-            ["llama", "granite", "granitemoe", "gpt-oss"].contains(&architecture)
+/// `tests/tools/beside_reference.py` describes it.
+#[derive(Deserialize)]
+struct Beside {
+    #[serde(flatten)]
+    results: Results,
+    /// Models, tensors, the kinds of what is beside them, and llama.cpp's results.
+    variants: Vec<(String, String, Vec<String>, Option<usize>)>,
+}
+
+impl Beside {
+    fn read() -> Self {
+        packed_json("beside/golden.json.gz")
+    }
+
+    /// llama.cpp's result, unless it refuses the file or passes over one of the kinds.
+    fn result(&self, model: &str, tensor: &str, kinds: &[String]) -> Option<usize> {
+        let find = |tensor: &str, kinds: &[String]| {
+            let is_it = |it: &&(String, String, Vec<String>, Option<usize>)| {
+                it.0 == model && it.1 == tensor && it.2 == kinds
+            };
+            self.variants.iter().find(is_it).and_then(|it| it.3)
+        };
+        let found = find(tensor, kinds)?;
+        let changes = |left_out: usize| {
+            let mut others = kinds.to_vec();
+            others.remove(left_out);
+            let tensor = if others.is_empty() { "" } else { tensor };
+            find(tensor, &others) != Some(found)
+        };
+        (0..kinds.len()).all(changes).then_some(found)
+    }
+
+    /// Whether llama.cpp computes with such a tensor beside this one; all layers are alike.
+    fn takes(&self, model: &str, tensor: &str, kind: &str) -> bool {
+        let part = tensor.rsplit('.').next();
+        let mut tried = self.variants.iter();
+        tried.any(|(name, other, kinds, _)| {
+            name == model
+                && other.rsplit('.').next() == part
+                && kinds == &[kind]
+                && self.result(model, other, kinds).is_some()
+        })
+    }
+}
+
+/// What `beside_reference.py` puts beside a tensor.
+fn beside(model: GgufWriter, tensor: &Tensor, kind: &str) -> GgufWriter {
+    let name = tensor.name.strip_suffix("weight").unwrap().to_owned() + kind;
+    let (rows, experts) = rows_and_experts(tensor);
+    if kind == "scale" {
+        let scales: Vec<f32> = (0..experts.unwrap_or(1) as usize)
+            .map(|expert| FACTORS[expert % FACTORS.len()])
+            .collect();
+        return model.f32_tensor(&name, &[scales.len() as u64], &scales);
+    }
+    let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
+    let numbers: Vec<f32> = (0..dims.iter().product::<u64>())
+        .map(|place| (place * 7 % 5) as f32 / 8.0 - 0.25)
+        .collect();
+    model.f32_tensor(&name, &dims, &numbers)
+}
+
+#[test]
+fn what_is_beside_a_tensor_gives_the_logits_of_llama_cpp_or_is_refused_by_name() {
+    let golden = Beside::read();
+    let bench = Bench::new();
+    let models = Fixture::all().into_iter();
+    let models: BTreeMap<String, Fixture> = models.map(|it| (it.name.clone(), it)).collect();
+    let listed: BTreeSet<&String> = golden.variants.iter().map(|it| &it.0).collect();
+    assert_eq!(models.keys().collect::<BTreeSet<_>>(), listed);
+    let added = |it: &&(String, String, Vec<String>, Option<usize>)| !it.2.is_empty();
+    for (model, tensor, kinds, _) in golden.variants.iter().filter(added) {
+        println!("{model}: {tensor} {kinds:?}");
+        let fixture = &models[model];
+        let weight = format!("{tensor}.weight");
+        let weight = fixture.tensors.iter().find(|it| it.name == weight).unwrap();
+        let file = kinds.iter().fold(fixture.file.clone(), |file, kind| {
+            beside(file, weight, kind)
+        });
+        let results = &golden.results;
+        let found = logits_in_context(&bench.write(&file), CUT, &results.tokens, results.context);
+        match (found, golden.result(model, tensor, kinds)) {
+            (Ok(rows), Some(result)) => assert_eq!(results.difference(&rows, result), None),
+            (Err(error), None) => assert!(error.to_string().contains(tensor), "{error}"),
+            (Ok(_), None) => panic!("llama.cpp does not compute with it"),
+            (Err(error), Some(_)) => panic!("{error}"),
         }
-        ("bias", "ffn_gate" | "ffn_up" | "ffn_down") => {
-            ["llama", "granite", "granitemoe"].contains(&architecture)
-        }
-        ("bias", "ffn_gate_inp" | "ffn_gate_exps" | "ffn_up_exps" | "ffn_down_exps") => {
-            architecture == "gpt-oss"
-        }
-        ("bias", _) => false,
-        (_, "attn_q" | "attn_k" | "attn_v" | "attn_qkv" | "attn_gate" | "attn_output") => true,
-        (_, "ffn_gate" | "ffn_up" | "ffn_down" | "ssm_out" | "ssm_alpha" | "ssm_beta") => true,
-        (_, part) => {
-            part.ends_with("_exps") || part.ends_with("_shexp") && part != "ffn_gate_inp_shexp"
-        }
-    };
-    !is_taken || tensor.dims.len() == 1
+    }
 }
 
 /// Rows of a matrix, and how many experts have one.
@@ -259,8 +327,8 @@ fn rows_and_experts(tensor: &Tensor) -> (u64, Option<u64>) {
 /// A factor of two does not round, so the bits are the same.
 #[test]
 fn a_scale_beside_any_matrix_multiplies_its_weights_or_is_refused_by_name() {
-    const FACTORS: [f32; 3] = [0.5, 4.0, 2.0];
     let bench = Bench::new();
+    let golden = Beside::read();
     for model in Fixture::all() {
         let plain = bench.logits(&model.file).unwrap();
         for tensor in &model.tensors {
@@ -268,22 +336,20 @@ fn a_scale_beside_any_matrix_multiplies_its_weights_or_is_refused_by_name() {
                 continue;
             };
             println!("{}: {matrix}", model.name);
-            let (_, experts) = rows_and_experts(tensor);
-            let scales: Vec<f32> = (0..experts.unwrap_or(1) as usize)
-                .map(|expert| FACTORS[expert % FACTORS.len()])
-                .collect();
             let name = format!("{matrix}.scale");
-            let scaled = model.file.clone();
-            let scaled = scaled.f32_tensor(&name, &[scales.len() as u64], &scales);
+            let is_taken = golden.takes(&model.name, matrix, "scale");
+            let scaled = beside(model.file.clone(), tensor, "scale");
             match bench.logits(&scaled) {
                 Err(error) => {
-                    assert!(is_plain(&model.architecture, tensor, "scale"), "{error}");
+                    assert!(!is_taken, "{error}");
                     bench.names(&error, &name);
                 }
                 Ok(found) => {
-                    assert!(!is_plain(&model.architecture, tensor, "scale"), "{name}");
-                    let each = tensor.dims.iter().product::<u64>() as usize / scales.len();
-                    let multiplied = model.changed(tensor, |place, it| it * scales[place / each]);
+                    assert!(is_taken, "{name}");
+                    let experts = rows_and_experts(tensor).1.unwrap_or(1);
+                    let each = (tensor.dims.iter().product::<u64>() / experts) as usize;
+                    let multiplied =
+                        model.changed(tensor, |place, it| it * FACTORS[place / each % 3]);
                     assert!(found == bench.logits(&multiplied).unwrap(), "{name}");
                     assert!(found != plain, "{name} changes nothing");
                 }
@@ -295,6 +361,7 @@ fn a_scale_beside_any_matrix_multiplies_its_weights_or_is_refused_by_name() {
 #[test]
 fn a_bias_beside_any_matrix_is_added_or_refused_by_name() {
     let bench = Bench::new();
+    let golden = Beside::read();
     for model in Fixture::all() {
         let plain = bench.logits(&model.file).unwrap();
         for tensor in &model.tensors {
@@ -304,24 +371,24 @@ fn a_bias_beside_any_matrix_is_added_or_refused_by_name() {
             };
             println!("{}: {matrix}", model.name);
             let name = format!("{matrix}.bias");
-            let (rows, experts) = rows_and_experts(tensor);
-            let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
-            let count = dims.iter().product::<u64>() as usize;
-            let with = |numbers: &[f32]| {
-                bench.logits(&model.file.clone().f32_tensor(&name, &dims, numbers))
-            };
-            match with(&vec![0.0; count]) {
+            let is_taken = golden.takes(&model.name, matrix, "bias");
+            let biased = beside(model.file.clone(), tensor, "bias");
+            match bench.logits(&biased) {
                 Err(error) => {
-                    assert!(is_plain(&model.architecture, tensor, "bias"), "{error}");
+                    assert!(!is_taken, "{error}");
                     bench.names(&error, &name);
                 }
                 Ok(found) => {
-                    assert!(!is_plain(&model.architecture, tensor, "bias"), "{name}");
-                    assert!(found == plain, "{name} of zeros changes something");
-                    let numbers: Vec<f32> = (0..count)
-                        .map(|place| (place * 7 % 5) as f32 / 8.0 - 0.25)
-                        .collect();
-                    assert!(with(&numbers).unwrap() != plain, "{name} changes nothing");
+                    assert!(is_taken, "{name}");
+                    assert!(found != plain, "{name} changes nothing");
+                    let mut zeros = biased;
+                    let [(_, numbers)] = &zeros.take_f32(&name)[..] else {
+                        panic!("one {name}");
+                    };
+                    let (rows, experts) = rows_and_experts(tensor);
+                    let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
+                    let zeros = zeros.f32_tensor(&name, &dims, &vec![0.0; numbers.len()]);
+                    assert!(bench.logits(&zeros).unwrap() == plain, "{name} of zeros");
                 }
             }
         }
@@ -373,6 +440,11 @@ fn biases_of_queries_keys_and_values_are_those_of_their_one_matrix() {
     let found = bench.logits(&apart).unwrap();
     assert!(found == bench.logits(&whole).unwrap());
     assert!(found != bench.logits(&model.file).unwrap());
+    // llama.cpp passes over some of the three.
+    bench.refuses(
+        &apart.clone().without("blk.0.attn_v.bias"),
+        "blk.0.attn_q.bias",
+    );
     // With both it would not be clear which to add.
     let both = apart.f32_tensor("blk.0.attn_qkv.bias", &[rows as u64], &bias);
     bench.refuses(&both, "blk.0.attn_q.bias");

@@ -1,17 +1,30 @@
-//! Which scales and biases may stand beside a matrix. A file with another is refused, for
-//! nothing says what it would mean there; llama.cpp refuses it, too.
+//! Which scales and biases may stand beside a matrix: those by which llama.cpp computes. A file
+//! with another is refused, for llama.cpp refuses it too, or loads it and does not look at it.
 
-/// Parts of a layer that have a bias, and the architectures in which they do; in all but
-/// DeepSeek's, whose attention is latent, if none is named.
-const BIASES: [(&[&str], &[&str]); 5] = [
-    (&["attn_q", "attn_k", "attn_v", "attn_qkv"], &[]),
+use self::Architectures::{AllBut, Only};
+
+/// Architectures that have something.
+#[derive(Debug, Clone, Copy)]
+enum Architectures {
+    AllBut(&'static [&'static str]),
+    Only(&'static [&'static str]),
+}
+
+/// Parts of a layer, and the architectures in which they have something beside them.
+type Row = (&'static [&'static str], Architectures);
+
+const BIASES: [Row; 6] = [
+    // Latent attention has none.
+    (&["attn_q", "attn_k", "attn_v"], AllBut(&["deepseek2"])),
+    // That of qwen35moe feeds the delta rule.
+    (&["attn_qkv"], AllBut(&["deepseek2", "qwen35moe"])),
     (
         &["attn_output"],
-        &["llama", "granite", "granitemoe", "gpt-oss"],
+        Only(&["llama", "granite", "granitemoe", "gpt-oss"]),
     ),
     (
         &["ffn_gate", "ffn_up", "ffn_down"],
-        &["llama", "granite", "granitemoe"],
+        Only(&["llama", "granite", "granitemoe"]),
     ),
     (
         &[
@@ -20,50 +33,61 @@ const BIASES: [(&[&str], &[&str]); 5] = [
             "ffn_up_exps",
             "ffn_down_exps",
         ],
-        &["gpt-oss"],
+        Only(&["gpt-oss"]),
     ),
     (
         &["exp_probs_b"],
-        &["deepseek2", "glm4moe", "lfm2", "lfm2moe", "minimax-m2"],
+        Only(&["deepseek2", "glm4moe", "lfm2", "lfm2moe", "minimax-m2"]),
     ),
 ];
 
-/// Architectures whose biases of queries, keys and values are none.
-const LATENT: &str = "deepseek2";
-
-/// Parts that may have a scale, in any architecture.
-const SCALES: [&str; 15] = [
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_qkv",
-    "attn_gate",
-    "attn_output",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-    "ffn_gate_shexp",
-    "ffn_up_shexp",
-    "ffn_down_shexp",
-    "ssm_out",
-    "ssm_alpha",
-    "ssm_beta",
+const SCALES: [Row; 6] = [
+    (
+        &["attn_q", "attn_k", "attn_v", "attn_qkv"],
+        AllBut(&["deepseek2"]),
+    ),
+    (&["attn_output"], AllBut(&[])),
+    (
+        &["ffn_gate", "ffn_up", "ffn_down"],
+        Only(&["llama", "qwen3"]),
+    ),
+    (
+        &["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"],
+        Only(&["llama", "qwen3moe", "qwen35moe"]),
+    ),
+    (
+        &["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"],
+        Only(&["qwen35moe"]),
+    ),
+    (
+        &["attn_gate", "ssm_out", "ssm_alpha", "ssm_beta"],
+        Only(&["qwen35moe"]),
+    ),
 ];
 
 /// Whether `blk.N.part.bias` belongs to the architecture.
 pub(super) fn takes_bias(architecture: &str, tensor: &str) -> bool {
-    let part = part_of(tensor);
-    let row = BIASES.iter().find(|(parts, _)| parts.contains(&part));
-    row.is_some_and(|(_, architectures)| match architectures {
-        [] => architecture != LATENT,
-        named => named.contains(&architecture),
-    })
+    has_row(&BIASES, architecture, tensor)
 }
 
-/// Whether `blk.N.part.scale` has a meaning.
-pub(super) fn takes_scale(tensor: &str) -> bool {
+/// Whether `blk.N.part.scale` belongs to the architecture.
+pub(super) fn takes_scale(architecture: &str, tensor: &str) -> bool {
+    has_row(&SCALES, architecture, tensor)
+}
+
+/// Whether a scale of this name multiplies the bias as well as the product, as llama.cpp has it
+/// in dense feed-forward networks.
+pub(super) fn scales_bias(tensor: &str) -> bool {
+    part_of(tensor).starts_with("ffn_")
+}
+
+fn has_row(rows: &[Row], architecture: &str, tensor: &str) -> bool {
     let part = part_of(tensor);
-    SCALES.contains(&part) || part.starts_with("ffn_") && part.ends_with("_exps")
+    let row = rows.iter().find(|(parts, _)| parts.contains(&part));
+    row.is_some_and(|(_, architectures)| match architectures {
+        AllBut(named) => !named.contains(&architecture),
+        Only(named) => named.contains(&architecture),
+    })
 }
 
 /// The part of a layer in a tensor's name.

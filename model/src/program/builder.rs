@@ -4,7 +4,7 @@ use emel_kernels::{Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
 use emel_loader::unit::{Stage, WeightUse};
 
-use super::beside::{takes_bias, takes_scale};
+use super::beside::{scales_bias, takes_bias, takes_scale};
 use super::unused::unused_parts;
 use super::{
     Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation, RotationFactors, Scores,
@@ -156,7 +156,8 @@ impl<'a> ProgramBuilder<'a> {
     }
 
     /// `output = name.weight · input`, times `name.scale` and plus `name.bias` if the file
-    /// has them and the architecture takes them.
+    /// has them and the architecture takes them. In feed-forward networks the scale is that of
+    /// the sum.
     ///
     /// # Errors
     /// When the matrix is missing, or is not `rows` × the width of `input`, or one of the
@@ -169,19 +170,34 @@ impl<'a> ProgramBuilder<'a> {
         output: Buffer,
     ) -> Result<(), ModelError> {
         self.matrix(&format!("{name}.weight"), rows, input, output)?;
-        let scale = format!("{name}.scale");
-        if self.has(&scale) && takes_scale(&scale) {
-            let weight = self.resident(&scale, 1)?;
-            self.push(Op::WeightScale {
-                buffer: output,
-                weight,
-            });
+        let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
+        if scales_bias(&scale) {
+            self.bias_beside(&bias, output)?;
+            self.scale_beside(&scale, output)
+        } else {
+            self.scale_beside(&scale, output)?;
+            self.bias_beside(&bias, output)
         }
-        let bias = format!("{name}.bias");
-        match self.takes_bias(&bias) {
-            true => self.bias(&bias, output),
+    }
+
+    fn scale_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        if self.takes_scale(name) {
+            let weight = self.resident(name, 1)?;
+            self.push(Op::WeightScale { buffer, weight });
+        }
+        Ok(())
+    }
+
+    fn bias_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        match self.takes_bias(name) {
+            true => self.bias(name, buffer),
             false => Ok(()),
         }
+    }
+
+    /// Whether the file has a scale of this name, and the architecture takes it.
+    pub(super) fn takes_scale(&self, name: &str) -> bool {
+        self.has(name) && takes_scale(&self.program.hyperparameters.architecture, name)
     }
 
     /// Whether the file has a bias of this name, and the architecture takes it.
@@ -218,9 +234,12 @@ impl<'a> ProgramBuilder<'a> {
         if self.has(&format!("{fused}.weight")) {
             let parts = projections.map(|(_, output, rows)| (output, rows));
             self.fused(&fused, &parts)?;
-            if !self.has(&format!("{fused}.bias")) {
-                for (name, output, _) in projections {
-                    self.bias(&format!("{block}.{name}.bias"), output)?;
+            // llama.cpp adds those of the three where it has all, and no other.
+            let biases = projections.map(|(name, ..)| format!("{block}.{name}.bias"));
+            let has_all = biases.iter().all(|bias| self.has(bias));
+            if has_all && !self.has(&format!("{fused}.bias")) {
+                for (bias, (_, output, _)) in biases.iter().zip(projections) {
+                    self.bias(bias, output)?;
                 }
             }
             return Ok(());

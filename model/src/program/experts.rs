@@ -3,7 +3,6 @@
 use emel_kernels::Format;
 use emel_loader::expert_layout::{EXPERT_PARTS, ExpertPart, ExpertUse};
 
-use super::beside::takes_scale;
 use super::builder::checked_format;
 use super::{Activation, Buffer, MatrixShape, Op, ProgramBuilder};
 use crate::error::ModelError;
@@ -204,7 +203,8 @@ impl ProgramBuilder<'_> {
         for part in 0..EXPERT_PARTS {
             let name = format!("{block}.ffn_{}_exps", PART_NAMES[part]);
             let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
-            if self.has(&scale) && takes_scale(&scale) {
+            // llama.cpp has none beside gate and up in one tensor, nor beside each expert's own.
+            if self.takes_scale(&scale) && self.has(&format!("{name}.weight")) {
                 scales[part] = Some(self.resident(&scale, experts)?);
             }
             if self.takes_bias(&bias) {
