@@ -333,6 +333,15 @@ fn gemma3_without_epsilon_and_rope_base_runs_with_its_own_and_says_so() {
         .write(&complete)
         .unwrap();
     assert!(notes(&complete).is_empty());
+    let without_base = folder.path().join("without_base.gguf");
+    GgufWriter::copy_of(&complete)
+        .without("gemma3.rope.freq_base")
+        .write(&without_base)
+        .unwrap();
+    assert_eq!(
+        notes(&without_base),
+        ["`gemma3.rope.freq_base` is missing; 10000, llama.cpp's value, is used"]
+    );
     let tokens = [5, 80, 300, 12, 7, 9];
     let run = |path: &Path| logits(path, CUT, &tokens).unwrap();
     assert_eq!(run(&ollama), run(&complete));
