@@ -90,13 +90,13 @@ impl<'a> Keys<'a> {
     /// What a user should know of the values in use: those that the file does not have, and those
     /// that it has and that are not used.
     pub fn notes(&self) -> Vec<String> {
-        let own = known_keys(self.architecture).filter_map(|key| match key.absence {
-            Absence::Own(own) if self.value(key.suffix).is_none() => Some(format!(
-                "`{}` is missing; {own}, the family's own value, is used",
-                self.name(key.suffix)
-            )),
-            _ => None,
-        });
+        let missing = known_keys(self.architecture)
+            .filter(|key| self.value(key.suffix).is_none())
+            .filter_map(|key| {
+                let (number, whose) = self.in_place_of(key)?;
+                let name = self.name(key.suffix);
+                Some(format!("`{name}` is missing; {number}, {whose}, is used"))
+            });
         let number = |suffix| self.metadata.f32(&self.name(suffix)).ok().flatten();
         let zeros = ZEROS.iter().filter_map(|(suffix, meaning)| {
             let is_zero = self.knows(suffix) && number(suffix) == Some(0.0);
@@ -108,7 +108,7 @@ impl<'a> Keys<'a> {
             (!self.knows(suffix))
                 .then(|| format!("`{name}` is {found}; it is passed over, as in llama.cpp"))
         });
-        own.chain(zeros).chain(passed_over).collect()
+        missing.chain(zeros).chain(passed_over).collect()
     }
 
     /// The keys under the architecture's prefix by which nothing is computed.
@@ -228,6 +228,17 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A positive integer, if the file has it; 0 counts as none.
+    ///
+    /// # Errors
+    /// When it is out of range.
+    pub fn optional_size(&self, suffix: &str) -> Result<Option<usize>, ModelError> {
+        match self.count(suffix)? {
+            0 => Ok(None),
+            found => self.checked_size(suffix, found).map(Some),
+        }
+    }
+
     /// A positive number, `default` where the file has none.
     ///
     /// # Errors
@@ -268,12 +279,8 @@ impl<'a> Keys<'a> {
     /// When it is of another type.
     pub fn number(&self, suffix: &str) -> Result<Option<f32>, ModelError> {
         let found = self.read(suffix, Metadata::f32)?;
-        Ok(
-            found.or(self.known(suffix).and_then(|key| match key.absence {
-                Absence::Own(own) => Some(own),
-                Absence::Default | Absence::Refused => None,
-            })),
-        )
+        let in_place = || self.in_place_of(self.known(suffix)?);
+        Ok(found.or_else(|| in_place().map(|(number, _)| number)))
     }
 
     /// A factor, 1 where the file has none or says 0.
@@ -331,6 +338,19 @@ impl<'a> Keys<'a> {
     /// When it is of another type.
     pub fn str(&self, suffix: &str) -> Result<Option<&'a str>, ModelError> {
         self.read(suffix, Metadata::str)
+    }
+
+    /// The number that stands for a key that the file does not have, and whose it is.
+    fn in_place_of(&self, key: &KnownKey) -> Option<(f32, &'static str)> {
+        let own = "the family's own value";
+        match key.absence {
+            Absence::Own(number) => Some((number, own)),
+            Absence::OwnWithout { other, number, .. } if self.value(other).is_none() => {
+                Some((number, own))
+            }
+            Absence::OwnWithout { default, .. } => Some((default, "llama.cpp's value")),
+            Absence::Default | Absence::Refused => None,
+        }
     }
 
     /// What the table says of a key.

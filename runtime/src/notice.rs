@@ -33,6 +33,16 @@ pub enum Notice {
         /// Tokens it was trained on.
         trained: usize,
     },
+    /// The file has factors of LongRoPE for short and for long contexts, and a context decides
+    /// which are used.
+    LongRope {
+        /// Tokens of that context.
+        context: usize,
+        /// Whether it was asked for; else it is assumed for this, whatever the context is.
+        is_asked: bool,
+        /// Tokens of the longest context that the short factors are for.
+        original: usize,
+    },
     /// The plan takes more memory than there is.
     ScarceMemory {
         /// What the plan takes.
@@ -118,6 +128,24 @@ impl fmt::Display for Notice {
                 out,
                 "a context of {context} tokens is longer than the {trained} the model was trained for"
             ),
+            Self::LongRope {
+                context,
+                is_asked,
+                original,
+            } => {
+                let (which, than) = match context > original {
+                    true => ("long", "longer than"),
+                    false => ("short", "within"),
+                };
+                let why = match is_asked {
+                    true => "was asked for",
+                    false => "is assumed, as none was asked for",
+                };
+                write!(
+                    out,
+                    "the {which} factors of LongRoPE are used: a context of {context} tokens {why}, and it is {than} the model's first {original}"
+                )
+            }
             Self::ScarceMemory {
                 planned_bytes,
                 available_bytes,

@@ -12,3 +12,4 @@ pub mod routing;
 pub mod run;
 pub mod signals;
 pub mod terminal;
+pub mod variants;

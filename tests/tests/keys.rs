@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test may fail it")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use emel_loader::gguf::Catalog;
@@ -14,7 +13,7 @@ use emel_model::routing::Gating;
 use emel_tests::fixtures::{fixture, json};
 use emel_tests::forward::{Cut, logits, logits_in_context};
 use emel_tests::gguf_writer::{Field, GgufWriter};
-use flate2::read::GzDecoder;
+use emel_tests::variants::{Results, TOLERANCE, packed_json, unpacked};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -27,47 +26,17 @@ const CUT: Cut = Cut {
     kv_type: KvType::F32,
 };
 
-/// What is left of the largest logit for rounding: Gemma's GELU is a table in llama.cpp.
-const TOLERANCE: f64 = 2e-3;
-
-/// The largest logit, and for each position the argmax and the logits of the probes.
-type Logits = (f64, Vec<f64>, Vec<f64>, Vec<f64>);
-
 /// `tests/tools/keys_reference.py` describes it.
 #[derive(Deserialize)]
 struct Golden {
-    tokens: Vec<u32>,
-    positions: Vec<usize>,
-    probe_ids: Vec<usize>,
-    context: usize,
+    #[serde(flatten)]
+    results: Results,
     keys: BTreeMap<String, Vec<String>>,
-    results: Vec<Logits>,
     variants: Vec<Variant>,
 }
 
-fn unpacked(name: &str) -> Vec<u8> {
-    let file = std::fs::File::open(fixture(name)).unwrap();
-    let mut bytes = Vec::new();
-    GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    bytes
-}
-
 fn golden() -> Golden {
-    serde_json::from_slice(&unpacked("keys/golden.json.gz")).unwrap()
-}
-
-/// Whether the logits of the golden positions are those of a result.
-fn differs(golden: &Golden, rows: &[Vec<f32>], result: usize) -> Option<String> {
-    let (largest, first, second, third) = &golden.results[result];
-    for (&position, expected) in golden.positions.iter().zip([first, second, third]) {
-        for (&id, &expected) in golden.probe_ids.iter().zip(&expected[1..]) {
-            let found = f64::from(rows[position][id]);
-            if (found - expected).abs() > TOLERANCE * largest.max(1.0) {
-                return Some(format!("position {position}: {found} and not {expected}"));
-            }
-        }
-    }
-    None
+    packed_json("keys/golden.json.gz")
 }
 
 /// A value in the type that the golden names.
@@ -133,7 +102,7 @@ fn counts_experts_of_none(model: &GgufWriter, changes: &[Vec<Value>]) -> bool {
 
 /// What is wrong with our answer to a variant, if anything is.
 fn fault(
-    golden: &Golden,
+    golden: &Results,
     path: &Path,
     changes: &[Vec<Value>],
     result: Option<usize>,
@@ -143,7 +112,7 @@ fn fault(
         result,
     ) {
         (Ok(_), None) => Some("computed, where llama.cpp refuses".to_owned()),
-        (Ok(rows), Some(result)) => differs(golden, &rows, result),
+        (Ok(rows), Some(result)) => golden.difference(&rows, result),
         (Err(error), result) => {
             let error = error.to_string();
             let names_change = changes
@@ -161,7 +130,7 @@ fn fault(
 /// One variant of a model: its name, what is changed, and the result of llama.cpp.
 type Variant = (String, Vec<Vec<Value>>, Option<usize>);
 
-fn faults(golden: &Golden, variants: &[Variant]) -> Vec<String> {
+fn faults(golden: &Results, variants: &[Variant]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("changed.gguf");
     let mut originals = BTreeMap::new();
@@ -191,7 +160,7 @@ fn any_key_gives_the_logits_of_llama_cpp_or_is_refused_by_name() {
     let found = std::thread::scope(|scope| {
         let halves = golden.variants.chunks(half);
         let workers: Vec<_> = halves
-            .map(|variants| scope.spawn(|| faults(&golden, variants)))
+            .map(|variants| scope.spawn(|| faults(&golden.results, variants)))
             .collect();
         let found = workers.into_iter().map(|worker| worker.join().unwrap());
         found.flatten().collect::<Vec<_>>()
@@ -364,6 +333,15 @@ fn gemma3_without_epsilon_and_rope_base_runs_with_its_own_and_says_so() {
         .write(&complete)
         .unwrap();
     assert!(notes(&complete).is_empty());
+    let without_base = folder.path().join("without_base.gguf");
+    GgufWriter::copy_of(&complete)
+        .without("gemma3.rope.freq_base")
+        .write(&without_base)
+        .unwrap();
+    assert_eq!(
+        notes(&without_base),
+        ["`gemma3.rope.freq_base` is missing; 10000, llama.cpp's value, is used"]
+    );
     let tokens = [5, 80, 300, 12, 7, 9];
     let run = |path: &Path| logits(path, CUT, &tokens).unwrap();
     assert_eq!(run(&ollama), run(&complete));

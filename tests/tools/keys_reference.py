@@ -23,6 +23,8 @@ import json
 import os
 import pathlib
 import re
+import resource
+import signal
 import struct
 import sys
 
@@ -47,6 +49,22 @@ SOURCES = {
     "lfm2": "lfm2", "lfm2moe": "lfm2moe", "qwen35moe": "qwen35moe", "deepseek2": "deepseek2",
 }
 MODELS = list(SOURCES) + ["mixtral", "llama-yarn-rope"]
+
+# Keys that count or measure something.
+COUNTS = [
+    "context_length", "embedding_length", "block_count", "nextn_predict_layers",
+    "feed_forward_length", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length", "attention.value_length", "rope.dimension_count",
+    "rope.scaling.original_context_length", "expert_count", "expert_used_count",
+    "expert_group_count", "expert_group_used_count", "expert_feed_forward_length",
+    "expert_shared_feed_forward_length", "expert_shared_count", "leading_dense_block_count",
+    "expert_gating_func", "attention.sliding_window", "attention.sliding_window_pattern",
+    "attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa",
+    "shortconv.l_cache", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size",
+    "ssm.time_step_rank", "ssm.group_count", "full_attention_interval", "vocab_size",
+    "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+    "attention.value_length_mla", "attention.temperature_length",
+]
 
 U32, I32, F32, BOOL, STR = 4, 5, 6, 7, 8
 INTS, FLAGS = "i32s", "bools"
@@ -146,6 +164,25 @@ def by_layer(blocks):
         yield from one(suffix, INTS, [value] * blocks, [value] * (blocks - 1) + [value // 2])
 
 
+def counts(model, keys):
+    """Integers at the ends of what a count may be, and one more than there are."""
+    blocks = model.integer("block_count")
+    for suffix in COUNTS:
+        if suffix not in keys:
+            continue
+        found = model.integer(suffix)
+        values = {0, 1, 2**31, 2**32 - 1, 1 if found is None else found + 1}
+        if suffix in ("nextn_predict_layers", "leading_dense_block_count", "full_attention_interval"):
+            values |= {blocks - 1, blocks, blocks + 1}
+        if suffix.startswith("expert_"):
+            values |= {(model.integer("expert_count") or 0) + 1}
+        yield from one(suffix, U32, *sorted(values))
+    if "expert_group_count" in keys:
+        # Not all groups: that is no restriction, but llama.cpp refuses it.
+        for used in [0, 3, 2**31, 2**32 - 1]:
+            yield [["expert_group_count", U32, 2], ["expert_group_used_count", U32, used]]
+
+
 class Model:
     """A GGUF file whose keys can be changed."""
 
@@ -160,10 +197,11 @@ class Model:
             self.fields[key] = (start, self.skip(self.number("I")))
             self.fields[key] = self.data[start:self.at]
         start = self.at
+        self.shapes = {}
         for _ in range(self.tensors):
-            self.string()
-            dims = self.number("I")
-            self.at += 8 * dims + 12
+            name, dims = self.string(), self.number("I")
+            self.shapes[name] = [self.number("Q") for _ in range(dims)]
+            self.at += 12
         self.descriptions = self.data[start:self.at]
         self.weights = self.data[-(-self.at // 32) * 32:]
         architecture = self.fields["general.architecture"]
@@ -189,21 +227,30 @@ class Model:
         else:
             self.at += {0: 1, 1: 1, 2: 2, 3: 2, 7: 1, 10: 8, 11: 8, 12: 8}.get(kind, 4)
 
-    def blocks(self):
-        return struct.unpack("<II", self.fields[self.architecture + ".block_count"])[1]
+    def integer(self, suffix):
+        """The value of an integer key, if there is one number of it."""
+        kind, *value = struct.unpack_from("<IIQ", self.fields.get(f"{self.architecture}.{suffix}", b"") + bytes(16))
+        return value[0] if kind in (U32, I32) else None
 
-    def changed(self, changes):
+    def changed(self, changes, added=()):
+        """The file with keys changed, and with tensors of F32 added: (name, shape, numbers)."""
         fields = dict(self.fields)
         for suffix, *change in changes:
             key = f"{self.architecture}.{suffix}"
             fields.pop(key, None)
             if change:
                 fields[key] = encoded(*change)
-        out = b"GGUF" + struct.pack("<IQQ", 3, self.tensors, len(fields))
+        out = b"GGUF" + struct.pack("<IQQ", 3, self.tensors + len(added), len(fields))
         for key, field in fields.items():
             out += struct.pack("<Q", len(key.encode())) + key.encode() + field
         out += self.descriptions
-        return out + bytes(-len(out) % 32) + self.weights
+        weights = self.weights
+        for name, shape, numbers in added:
+            weights += bytes(-len(weights) % 32)
+            out += struct.pack(f"<Q{len(name)}sI", len(name), name.encode(), len(shape))
+            out += struct.pack(f"<{len(shape)}QIQ", *shape, 0, len(weights))
+            weights += np.array(numbers, "<f4").tobytes()
+        return out + bytes(-len(out) % 32) + weights
 
 
 def encoded(kind, value):
@@ -262,6 +309,9 @@ def result(data):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        # What would take more than this is refused.
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+        signal.alarm(20)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         rows = logits(path)
         found = {"messages": "".join(MESSAGES[-20:])}
@@ -308,13 +358,16 @@ def keys_read(source):
 def main():
     llama_cpp.llama_log_set(log, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
+    keys = keys_read(pathlib.Path(sys.argv[1]) / "src")
     results, places, listed = [], {}, []
     for name in MODELS:
         model = Model(FIXTURES / "arch" / f"{name}.gguf")
         prefix = model.architecture + "."
         own = [key.removeprefix(prefix) for key in model.fields if key.startswith(prefix)]
         removed = [[[suffix]] for suffix in own]
-        for changes in [[], *removed, *variants(), *by_layer(model.blocks())]:
+        blocks, own_keys = model.integer("block_count"), keys[model.architecture]
+        tried = [[], *removed, *variants(), *by_layer(blocks), *counts(model, own_keys)]
+        for changes in {json.dumps(changes): changes for changes in tried}.values():
             found, messages = result(model.changed(changes))
             if found is None and "wrong number of tensors" in messages:
                 continue
@@ -327,7 +380,7 @@ def main():
         print(name, len(listed), len(results), file=sys.stderr)
     golden = {
         "tokens": TOKENS, "positions": POSITIONS, "probe_ids": PROBES, "context": CONTEXT,
-        "keys": keys_read(pathlib.Path(sys.argv[1]) / "src"),
+        "keys": keys,
         "results": results, "variants": listed,
     }
     folder = FIXTURES / "keys"

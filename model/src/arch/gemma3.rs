@@ -15,10 +15,10 @@ pub(super) fn describe(
 ) -> Result<(), ModelError> {
     let keys = model.keys();
     // Without a window all layers are global.
-    let windows = match keys.count("attention.sliding_window")? {
-        0 => None,
-        window => Some(Windows::read(&keys, shape, window, 6)?),
-    };
+    let windows = keys
+        .optional_size("attention.sliding_window")?
+        .map(|window| Windows::read(&keys, shape, window, 6))
+        .transpose()?;
     // What is near is not stretched.
     let local_scaling = match shape.rope_scaling {
         RopeScaling::Yarn {

@@ -22,6 +22,16 @@ pub enum Absence {
     Refused,
     /// The family's own value is used, and a note says so.
     Own(f32),
+    /// The same where the file does not have the other key either; else llama.cpp's default, and
+    /// a note says that.
+    OwnWithout {
+        /// The other key.
+        other: &'static str,
+        /// The family's own value.
+        number: f32,
+        /// llama.cpp's.
+        default: f32,
+    },
 }
 
 /// The keys of an architecture; the first of a name counts.
@@ -125,10 +135,18 @@ const GRANITE: &[KnownKey] = &[
     key("expert_shared_feed_forward_length"),
 ];
 
-/// Files that ollama writes have neither of these two keys.
+/// Files that ollama writes have neither of the first two keys, and llama.cpp refuses them; where
+/// the second alone is missing it has a value of its own.
 const GEMMA3: &[KnownKey] = &[
     own("attention.layer_norm_rms_epsilon", 1e-6),
-    own("rope.freq_base", 1e6),
+    KnownKey {
+        suffix: "rope.freq_base",
+        absence: Absence::OwnWithout {
+            other: "attention.layer_norm_rms_epsilon",
+            number: 1e6,
+            default: 10_000.0,
+        },
+    },
     key("final_logit_softcapping"),
 ];
 

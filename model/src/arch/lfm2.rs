@@ -18,10 +18,9 @@ pub(super) fn describe(
     let rotation = model.rotation(RopeStyle::Halves)?;
     let taps = model.taps("shortconv.l_cache")?;
     let keys = model.keys();
-    let windows = match keys.count("attention.sliding_window")? {
-        0 => None,
-        window => Some(Windows::everywhere(shape, window)),
-    };
+    let windows = keys
+        .optional_size("attention.sliding_window")?
+        .map(|window| Windows::everywhere(shape, window));
     let mixture = Mixture {
         needs_choice_bias: true,
         ..Mixture::SOFTMAX

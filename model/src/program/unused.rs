@@ -103,6 +103,32 @@ impl Names {
     }
 }
 
+/// Sees to it that blocks that are left out predict further tokens, and are no layers. A file
+/// may have their number and not the blocks.
+fn check_blocks_ahead(
+    catalog: &Catalog,
+    architecture: &str,
+    mut blocks: Range<usize>,
+) -> Result<(), ModelError> {
+    let ahead = blocks.len();
+    let has = |prefix: &str| {
+        let mut tensors = catalog.tensors().iter();
+        tensors.any(|tensor| tensor.name.starts_with(prefix))
+    };
+    let is_layer = |block: &usize| {
+        let prefix = format!("blk.{block}.");
+        has(&prefix) && !has(&format!("{prefix}nextn."))
+    };
+    let Some(layer) = blocks.find(is_layer) else {
+        return Ok(());
+    };
+    Err(Keys::new(catalog, architecture).refuse(
+        "nextn_predict_layers",
+        ahead,
+        &format!("fewer: block {layer} has no `nextn.*` tensors, so it is a layer"),
+    ))
+}
+
 /// The parts that `is_used` leaves out of the catalog's tensors.
 ///
 /// # Errors
@@ -113,8 +139,8 @@ pub(super) fn unused_parts(
     is_used: &[bool],
 ) -> Result<Vec<UnusedPart>, ModelError> {
     let architecture = shape.architecture.as_str();
-    let blocks = Keys::new(catalog, architecture).size("block_count")?;
-    let blocks_ahead = shape.layers..blocks;
+    let blocks_ahead = shape.layers..shape.blocks;
+    check_blocks_ahead(catalog, architecture, blocks_ahead.clone())?;
     let is_matrix = |name: &str| {
         let used = catalog.tensor_index(name).filter(|&index| is_used[index]);
         used.is_some_and(|index| catalog.tensors()[index].dims.len() > 1)

@@ -49,7 +49,7 @@ pub fn in_options(error: &(dyn StdError + 'static)) -> String {
 pub fn notice_in_options(notice: &Notice) -> String {
     let options = match notice {
         Notice::ContextShortened { context, held, .. } if held <= context => "--ram-budget",
-        Notice::ContextShortened { .. } => "-c",
+        Notice::ContextShortened { .. } | Notice::LongRope { .. } => "-c",
         Notice::ScarceMemory { .. } => "--ram-budget",
         Notice::Lossy { lossy, .. } => match (lossy.cache_routing, lossy.expert_budget) {
             (Some(_), Some(_)) => "--lossy-cache-routing, --lossy-expert-budget",

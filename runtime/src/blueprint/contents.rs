@@ -22,7 +22,7 @@ use super::draft::Draft;
 use super::items::{TRACE_EVENTS, profile_bytes};
 use super::room::ContextRoom;
 use super::settings::{Settings, check};
-use super::shape::{ContextRange, RequestTokens, context_asked, context_limit};
+use super::shape::{ContextRange, RequestTokens, context_asked, context_limit, context_rotated};
 use crate::budget::available_bytes;
 use crate::error::{Error, Instead};
 use crate::experts::prefetch::GUESSES_PER_USED;
@@ -234,10 +234,22 @@ impl Contents {
         let available_bytes = available_bytes.saturating_add(own_bytes).min(limit);
         let mut notices: Vec<Notice> = lossy::notice(settings.lossy, plan).into_iter().collect();
         notices.extend(scarcity(plan, available_bytes));
+        notices.extend(self.rotation_factors(settings));
         notices.extend(self.program.notes.iter().cloned().map(Notice::Model));
         let warnings = self.tokenizer.warnings().iter().map(ToString::to_string);
         notices.extend(warnings.map(Notice::Tokenizer));
         notices
+    }
+
+    /// Which of two sets of rotary factors are used, and why.
+    fn rotation_factors(&self, settings: &Settings) -> Option<Notice> {
+        let context = context_rotated(settings, &self.program);
+        let (original, _) = self.program.long_factors(context)?;
+        Some(Notice::LongRope {
+            context,
+            is_asked: context_asked(settings, &self.program).is_some(),
+            original,
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::model::Model;
-use crate::{command, emel_run, fixture, llama, refusal, result, words};
+use crate::{command, emel, emel_run, fixture, llama, refusal, result, words};
 
 /// The small phi3, whose rotary factors change beyond `original` tokens.
 fn long_rope(folder: &TempDir, original: u32, trained: u32) -> PathBuf {
@@ -312,6 +312,49 @@ fn rotary_factors_depend_on_the_context_that_was_asked_for_alone() {
         bits(blueprint),
         bits(Blueprint::new(&model, asked(512)).unwrap())
     );
+}
+
+#[test]
+fn which_rotary_factors_are_used_and_why_is_told() {
+    let folder = TempDir::new().unwrap();
+    let model = long_rope(&folder, 4096, 10_000);
+    let told = |model: &Path, context| {
+        let settings = Settings {
+            context,
+            ..unasked(64 << 20)
+        };
+        let notices = Blueprint::new(model, settings).unwrap().notices;
+        let notices = notices
+            .iter()
+            .filter(|it| matches!(it, Notice::LongRope { .. }));
+        notices.map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(&model, None),
+        [
+            "the short factors of LongRoPE are used: a context of 4096 tokens is assumed, as none was \
+             asked for, and it is within the model's first 4096"
+        ]
+    );
+    assert_eq!(
+        told(&model, Some(4097)),
+        [
+            "the long factors of LongRoPE are used: a context of 4097 tokens was asked for, and it is \
+             longer than the model's first 4096"
+        ]
+    );
+    assert!(told(&llama(), None).is_empty());
+    let told = emel(
+        "eval",
+        &model,
+        words("--ram-budget 64M --tokens 3,4,5 -c 5000"),
+    );
+    let told = String::from_utf8(told.stderr).unwrap();
+    assert!(
+        told.contains("the long factors of LongRoPE are used"),
+        "{told}"
+    );
+    assert!(told.contains("(-c)"), "{told}");
 }
 
 #[test]
