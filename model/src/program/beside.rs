@@ -2,6 +2,8 @@
 //! with another is refused, for llama.cpp refuses it too, or loads it and does not look at it.
 
 use self::Architectures::{AllBut, Only};
+use super::{Buffer, Op, ProgramBuilder};
+use crate::error::ModelError;
 
 /// Architectures that have something.
 #[derive(Debug, Clone, Copy)]
@@ -65,22 +67,47 @@ const SCALES: [Row; 6] = [
     ),
 ];
 
-/// Whether `blk.N.part.bias` belongs to the architecture.
-pub(super) fn takes_bias(architecture: &str, tensor: &str) -> bool {
-    has_row(&BIASES, architecture, tensor)
+impl ProgramBuilder<'_> {
+    /// `buffer`, which is a product of the matrix `name`, times `name.scale` and plus
+    /// `name.bias`. In feed-forward networks the scale is that of the sum, as in llama.cpp.
+    pub(super) fn scale_and_bias(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
+        if part_of(name).starts_with("ffn_") {
+            self.bias_beside(&bias, buffer)?;
+            self.scale_beside(&scale, buffer)
+        } else {
+            self.scale_beside(&scale, buffer)?;
+            self.bias_beside(&bias, buffer)
+        }
+    }
+
+    fn scale_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        if self.takes_scale(name) {
+            let weight = self.resident(name, 1)?;
+            self.push(Op::WeightScale { buffer, weight });
+        }
+        Ok(())
+    }
+
+    fn bias_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        match self.takes_bias(name) {
+            true => self.bias(name, buffer),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the file has a scale of this name, and the architecture takes it.
+    pub(super) fn takes_scale(&self, name: &str) -> bool {
+        self.has(name) && has_row(&SCALES, &self.program.hyperparameters.architecture, name)
+    }
+
+    /// Whether the file has a bias of this name, and the architecture takes it.
+    pub(super) fn takes_bias(&self, name: &str) -> bool {
+        self.has(name) && has_row(&BIASES, &self.program.hyperparameters.architecture, name)
+    }
 }
 
-/// Whether `blk.N.part.scale` belongs to the architecture.
-pub(super) fn takes_scale(architecture: &str, tensor: &str) -> bool {
-    has_row(&SCALES, architecture, tensor)
-}
-
-/// Whether a scale of this name multiplies the bias as well as the product, as llama.cpp has it
-/// in dense feed-forward networks.
-pub(super) fn scales_bias(tensor: &str) -> bool {
-    part_of(tensor).starts_with("ffn_")
-}
-
+/// Whether a tensor belongs to the architecture.
 fn has_row(rows: &[Row], architecture: &str, tensor: &str) -> bool {
     let part = part_of(tensor);
     let row = rows.iter().find(|(parts, _)| parts.contains(&part));

@@ -4,7 +4,6 @@ use emel_kernels::{Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
 use emel_loader::unit::{Stage, WeightUse};
 
-use super::beside::{scales_bias, takes_bias, takes_scale};
 use super::unused::unused_parts;
 use super::{
     Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation, RotationFactors, Scores,
@@ -170,39 +169,7 @@ impl<'a> ProgramBuilder<'a> {
         output: Buffer,
     ) -> Result<(), ModelError> {
         self.matrix(&format!("{name}.weight"), rows, input, output)?;
-        let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
-        if scales_bias(&scale) {
-            self.bias_beside(&bias, output)?;
-            self.scale_beside(&scale, output)
-        } else {
-            self.scale_beside(&scale, output)?;
-            self.bias_beside(&bias, output)
-        }
-    }
-
-    fn scale_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
-        if self.takes_scale(name) {
-            let weight = self.resident(name, 1)?;
-            self.push(Op::WeightScale { buffer, weight });
-        }
-        Ok(())
-    }
-
-    fn bias_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
-        match self.takes_bias(name) {
-            true => self.bias(name, buffer),
-            false => Ok(()),
-        }
-    }
-
-    /// Whether the file has a scale of this name, and the architecture takes it.
-    pub(super) fn takes_scale(&self, name: &str) -> bool {
-        self.has(name) && takes_scale(&self.program.hyperparameters.architecture, name)
-    }
-
-    /// Whether the file has a bias of this name, and the architecture takes it.
-    pub(super) fn takes_bias(&self, name: &str) -> bool {
-        self.has(name) && takes_bias(&self.program.hyperparameters.architecture, name)
+        self.scale_and_bias(name, output)
     }
 
     /// `buffer += bias`, if the file has one of this name.
@@ -458,17 +425,29 @@ impl<'a> ProgramBuilder<'a> {
     /// # Errors
     /// When a tensor is missing or of another size.
     pub fn head_after(&mut self, norm: &str) -> Result<(), ModelError> {
-        self.stage = Stage::Head;
-        self.layer = self.program.hyperparameters.layers;
-        self.push(Op::KeepLogitTokens);
-        self.norm(norm, Buffer::Residual, Buffer::Normed)?;
         let name = if self.has("output.weight") {
             "output.weight"
         } else {
             "token_embd.weight"
         };
+        self.head_of(norm, name)
+    }
+
+    /// [`ProgramBuilder::head`] of a family whose output head is always the embedding.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another size.
+    pub fn tied_head(&mut self) -> Result<(), ModelError> {
+        self.head_of("output_norm.weight", "token_embd.weight")
+    }
+
+    fn head_of(&mut self, norm: &str, matrix: &str) -> Result<(), ModelError> {
+        self.stage = Stage::Head;
+        self.layer = self.program.hyperparameters.layers;
+        self.push(Op::KeepLogitTokens);
+        self.norm(norm, Buffer::Residual, Buffer::Normed)?;
         let vocabulary = self.program.vocabulary();
-        self.matrix(name, vocabulary, Buffer::Normed, Buffer::Logits)
+        self.matrix(matrix, vocabulary, Buffer::Normed, Buffer::Logits)
     }
 
     /// The tensor of this name, which is used from now on, and its index.
