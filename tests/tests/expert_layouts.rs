@@ -120,3 +120,25 @@ fn separate_experts_of_different_types_are_refused() {
         assert!(error.contains(name) && error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn scales_of_experts_that_are_not_stacked_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    for (layout, parts) in [
+        (
+            with_gate_and_up_fused as fn(&Path) -> _,
+            &["gate", "up"][..],
+        ),
+        (with_experts_apart, &["gate", "up", "down"]),
+    ] {
+        for part in parts {
+            let name = format!("blk.1.ffn_{part}_exps.scale");
+            let scales = [2.0; 8];
+            let file = layout(&model("mixtral")).f32_tensor(&name, &[8], &scales);
+            file.write(&path).unwrap();
+            let error = arch::program(&Catalog::open(&path).unwrap()).unwrap_err();
+            assert!(error.to_string().contains(&name), "{error}");
+        }
+    }
+}
