@@ -122,19 +122,23 @@ fn separate_experts_of_different_types_are_refused() {
 }
 
 #[test]
-fn a_scale_for_a_matrix_that_lies_elsewhere_is_refused_by_name() {
+fn scales_of_experts_that_are_not_stacked_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
-    let original = model("mixtral");
-    let [experts, ..] = shape(&original);
-    for file in [
-        with_gate_and_up_fused(&original),
-        with_experts_apart(&original),
+    for (layout, parts) in [
+        (
+            with_gate_and_up_fused as fn(&Path) -> _,
+            &["gate", "up"][..],
+        ),
+        (with_experts_apart, &["gate", "up", "down"]),
     ] {
-        let name = "blk.0.ffn_up_exps.scale";
-        let file = file.f32_tensor(name, &[experts as u64], &vec![2.0; experts]);
-        file.write(&path).unwrap();
-        let error = arch::program(&Catalog::open(&path).unwrap()).unwrap_err();
-        assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+        for part in parts {
+            let name = format!("blk.1.ffn_{part}_exps.scale");
+            let scales = [2.0; 8];
+            let file = layout(&model("mixtral")).f32_tensor(&name, &[8], &scales);
+            file.write(&path).unwrap();
+            let error = arch::program(&Catalog::open(&path).unwrap()).unwrap_err();
+            assert!(error.to_string().contains(&name), "{error}");
+        }
     }
 }

@@ -191,6 +191,11 @@ fn the_table_has_every_key_that_llama_cpp_reads() {
     let supported: BTreeSet<&str> = arch::supported().collect();
     let listed: BTreeSet<&str> = golden.keys.keys().map(String::as_str).collect();
     assert_eq!(supported, listed);
+    let tried = golden.variants.iter().map(|(model, ..)| model);
+    let tried: BTreeSet<String> = tried
+        .map(|model| architecture(&fixture("arch").join(format!("{model}.gguf"))))
+        .collect();
+    assert_eq!(supported, tried.iter().map(String::as_str).collect());
     for (architecture, keys) in &golden.keys {
         let known: BTreeSet<&str> = known_keys(architecture).map(|key| key.suffix).collect();
         let has_window = known.contains("attention.sliding_window");

@@ -12,7 +12,7 @@ use emel_tests::forward::{Cut, logits};
 use emel_tests::gguf_writer::{Field, GgufWriter};
 
 /// Numbers at the edges of what is checked, and some that fit other tensors.
-const SIZES: [u32; 9] = [0, 1, 2, 3, 7, 8, 64, (1 << 28) - 1, u32::MAX];
+const SIZES: [u32; 10] = [0, 1, 2, 3, 7, 8, 64, (1 << 28) - 1, 1 << 31, u32::MAX];
 
 const FACTORS: [f32; 8] = [0.0, -1.0, 1e-38, 0.5, 1.0, 1e38, f32::INFINITY, f32::NAN];
 

@@ -11,10 +11,23 @@ use emel_model::arch;
 use emel_model::error::ModelError;
 use emel_model::program::UnusedPart;
 use emel_tests::fixtures::{fixture, json};
-use emel_tests::forward::{Cut, logits};
+use emel_tests::forward::{Cut, logits, logits_in_context};
 use emel_tests::gguf_writer::{Field, GgufWriter};
 use emel_tests::run;
+use emel_tests::variants::{Results, packed_json};
 use serde::Deserialize;
+
+const CUT: Cut = Cut {
+    unit_bytes: 1 << 20,
+    experts: 16,
+    chunk: 3,
+    threads: 1,
+    joined: true,
+    kv_type: KvType::F32,
+};
+
+/// Scales of experts, one after the other. Powers of two do not round.
+const FACTORS: [f32; 3] = [0.5, 4.0, 2.0];
 
 /// A tiny model of one of the architectures.
 struct Fixture {
@@ -86,15 +99,7 @@ impl Bench {
     }
 
     fn logits(&self, model: &GgufWriter) -> Result<Vec<f32>, ModelError> {
-        let cut = Cut {
-            unit_bytes: 1 << 20,
-            experts: 16,
-            chunk: 3,
-            threads: 1,
-            joined: true,
-            kv_type: KvType::F32,
-        };
-        let rows = logits(&self.write(model), cut, &[5, 80, 300, 12])?;
+        let rows = logits(&self.write(model), CUT, &[5, 80, 300, 12])?;
         Ok(rows.concat())
     }
 
@@ -219,50 +224,147 @@ fn a_tensor_that_no_architecture_has_is_refused_by_name() {
     );
 }
 
-/// What llama.cpp does with tensors beside a matrix.
+/// A model, a tensor, what is done with it, and llama.cpp's result.
+type Variant = (String, String, Vec<String>, Option<usize>);
+
+/// `tests/tools/tensors_reference.py` describes it.
 #[derive(Deserialize)]
-struct Beside {
-    /// `multiplies`, `ignored` or `refused`.
-    scale: String,
-    /// `adds`, `ignored` or `refused`.
-    bias: String,
-    /// What a scale multiplies beside a bias: the `product` or the `sum`.
-    both: Option<String>,
+struct Variants {
+    #[serde(flatten)]
+    results: Results,
+    shapes: BTreeMap<String, Vec<u64>>,
+    variants: Vec<Variant>,
 }
 
-impl Beside {
-    /// By architecture and part of a layer.
-    fn golden() -> BTreeMap<String, BTreeMap<String, Self>> {
-        json("scales/golden.json")
+impl Variants {
+    fn read() -> Self {
+        packed_json("tensors/golden.json.gz")
+    }
+
+    /// llama.cpp's result, unless it refuses the file or passes over one of the kinds of what is
+    /// beside the tensor.
+    fn result(&self, model: &str, tensor: &str, kinds: &[String]) -> Option<usize> {
+        let find = |tensor: &str, kinds: &[String]| {
+            let is_it = |it: &&Variant| it.0 == model && it.1 == tensor && it.2 == kinds;
+            self.variants.iter().find(is_it).and_then(|it| it.3)
+        };
+        let found = find(tensor, kinds)?;
+        let changes = |left_out: usize| {
+            let mut others = kinds.to_vec();
+            others.remove(left_out);
+            let tensor = if others.is_empty() { "" } else { tensor };
+            find(tensor, &others) != Some(found)
+        };
+        (0..kinds.len()).all(changes).then_some(found)
+    }
+
+    /// Whether llama.cpp computes with such a tensor beside this one; all layers are alike.
+    fn takes(&self, model: &str, tensor: &str, kind: &str) -> bool {
+        let part = tensor.rsplit('.').next();
+        let mut tried = self.variants.iter();
+        tried.any(|(name, other, kinds, _)| {
+            name == model
+                && other.rsplit('.').next() == part
+                && kinds == &[kind]
+                && self.result(model, other, kinds).is_some()
+        })
     }
 }
 
-/// Calls `check` with every tensor of every model that may be a matrix, the tensor's name
-/// without `.weight`, and what llama.cpp does beside it.
-fn for_each_matrix(check: impl Fn(&Bench, &Fixture, &Tensor, &str, &Beside)) {
-    let (bench, golden) = (Bench::new(), Beside::golden());
-    for model in Fixture::all() {
-        let parts = &golden[&model.architecture];
-        for tensor in &model.tensors {
-            let Some(matrix) = tensor.name.strip_suffix(".weight") else {
-                continue;
-            };
-            println!("{}: {matrix}", model.name);
-            let layer = matrix.strip_prefix("blk.");
-            let part = layer.map_or(matrix, |it| it.split_once('.').unwrap().1);
-            check(&bench, &model, tensor, matrix, &parts[part]);
+/// What `tensors_reference.py` puts beside a tensor.
+fn beside(model: GgufWriter, tensor: &Tensor, kind: &str) -> GgufWriter {
+    let name = tensor.name.strip_suffix("weight").unwrap().to_owned() + kind;
+    let (rows, experts) = rows_and_experts(tensor);
+    if kind == "scale" {
+        let scales: Vec<f32> = (0..experts.unwrap_or(1) as usize)
+            .map(|expert| FACTORS[expert % FACTORS.len()])
+            .collect();
+        return model.f32_tensor(&name, &[scales.len() as u64], &scales);
+    }
+    let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
+    numbered(model, &name, &dims, -0.25)
+}
+
+/// The model with a tensor more.
+fn numbered(model: GgufWriter, name: &str, dims: &[u64], least: f32) -> GgufWriter {
+    let numbers: Vec<f32> = (0..dims.iter().product::<u64>())
+        .map(|place| (place * 7 % 5) as f32 / 8.0 + least)
+        .collect();
+    model.f32_tensor(name, dims, &numbers)
+}
+
+impl Variants {
+    /// The file of a variant.
+    fn file(&self, model: &Fixture, (_, tensor, kinds, _): &Variant) -> GgufWriter {
+        let file = model.file.clone();
+        match kinds.first().map(String::as_str) {
+            Some("removed") => file.without(tensor),
+            Some("added") => numbered(file, tensor, &self.shapes[tensor], 0.75),
+            _ => {
+                let is_it = |it: &&Tensor| it.name.strip_suffix(".weight") == Some(tensor);
+                let tensor = model.tensors.iter().find(is_it);
+                let beside = |file, kind: &String| beside(file, tensor.unwrap(), kind);
+                kinds.iter().fold(file, beside)
+            }
+        }
+    }
+
+    /// What is wrong with our answer to a variant, if anything is.
+    fn fault(&self, variant: &Variant, found: Result<Vec<Vec<f32>>, ModelError>) -> Option<String> {
+        let (model, tensor, kinds, result) = variant;
+        let is_changed = kinds
+            .iter()
+            .any(|kind| kind == "removed" || kind == "added");
+        let taken = match is_changed {
+            true => *result,
+            false => self.result(model, tensor, kinds),
+        };
+        match (found, taken) {
+            (Ok(rows), Some(result)) => self.results.difference(&rows, result),
+            (Ok(_), None) => Some("llama.cpp does not compute with it".to_owned()),
+            // Where a tensor is missing or one too many, another may be the first without use.
+            (Err(error), None) if is_changed => {
+                let error = error.to_string();
+                let starts = ["tensor `", "hyperparameter `", "metadata key `"];
+                let is_named = starts.iter().any(|start| error.starts_with(start));
+                (!is_named).then_some(error)
+            }
+            (Err(error), taken) => {
+                let error = error.to_string();
+                let is_refused = taken.is_none() || is_changed;
+                (!is_refused || !error.contains(tensor)).then_some(error)
+            }
         }
     }
 }
 
 #[test]
-fn what_may_stand_beside_a_matrix_is_known_for_every_architecture() {
-    let golden = Beside::golden();
-    let known: BTreeSet<&str> = golden.keys().map(String::as_str).collect();
-    assert_eq!(known, arch::supported().collect());
-    let models = Fixture::all();
-    let models = models.iter().map(|model| model.architecture.as_str());
-    assert_eq!(known, models.collect());
+fn any_change_of_tensors_gives_the_logits_of_llama_cpp_or_is_refused_by_name() {
+    let golden = Variants::read();
+    let bench = Bench::new();
+    let models = Fixture::all().into_iter();
+    let models: BTreeMap<String, Fixture> = models.map(|it| (it.name.clone(), it)).collect();
+    let architectures: BTreeSet<&str> = models.values().map(|it| &*it.architecture).collect();
+    assert_eq!(architectures, arch::supported().collect());
+    let tried: BTreeSet<&String> = golden.variants.iter().map(|it| &it.0).collect();
+    assert_eq!(tried, models.keys().collect());
+    let mut faults = Vec::new();
+    for variant in golden
+        .variants
+        .iter()
+        .filter(|variant| !variant.2.is_empty())
+    {
+        let path = bench.write(&golden.file(&models[&variant.0], variant));
+        let (tokens, context) = (&golden.results.tokens, golden.results.context);
+        let fault = golden.fault(variant, logits_in_context(&path, CUT, tokens, context));
+        faults.extend(fault.map(|fault| format!("{variant:?}: {fault}")));
+    }
+    assert!(
+        faults.is_empty(),
+        "{} faults:\n{}",
+        faults.len(),
+        faults.join("\n")
+    );
 }
 
 /// Rows of a matrix, and how many experts have one.
@@ -275,115 +377,74 @@ fn rows_and_experts(tensor: &Tensor) -> (u64, Option<u64>) {
     }
 }
 
-/// Scales for a matrix, or for each expert's. A factor of two does not round, so the bits of
-/// a product are those of multiplied weights.
-fn scales_for(tensor: &Tensor) -> Vec<f32> {
-    let (_, experts) = rows_and_experts(tensor);
-    let factors = [0.5, 4.0, 2.0].into_iter().cycle();
-    factors.take(experts.unwrap_or(1) as usize).collect()
-}
-
-/// The model with the weights of a matrix multiplied.
-fn multiplied(model: &Fixture, tensor: &Tensor, scales: &[f32]) -> GgufWriter {
-    let each = tensor.dims.iter().product::<u64>() as usize / scales.len();
-    model.changed(tensor, |place, it| it * scales[place / each])
-}
-
-/// Dimensions and values of a bias for a matrix, or for each expert's.
-fn bias_for(tensor: &Tensor) -> (Vec<u64>, Vec<f32>) {
-    let (rows, experts) = rows_and_experts(tensor);
-    let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
-    let count = dims.iter().product::<u64>();
-    let bias = (0..count).map(|place| (place * 7 % 5) as f32 / 8.0 - 0.25);
-    (dims, bias.collect())
-}
-
-/// The scales that llama.cpp ignores are refused, too: whoever wrote them meant something.
+/// A factor of two does not round, so the bits are the same.
 #[test]
 fn a_scale_beside_any_matrix_multiplies_its_weights_or_is_refused_by_name() {
-    for_each_matrix(|bench, model, tensor, matrix, beside| {
-        let scales = scales_for(tensor);
-        let name = format!("{matrix}.scale");
-        let scaled = model.file.clone();
-        let scaled = scaled.f32_tensor(&name, &[scales.len() as u64], &scales);
-        if beside.scale != "multiplies" {
-            bench.refuses(&scaled, &name);
-            return;
-        }
-        let found = bench.logits(&scaled).unwrap();
-        let weights = multiplied(model, tensor, &scales);
-        assert!(found == bench.logits(&weights).unwrap(), "{name}");
+    let bench = Bench::new();
+    let golden = Variants::read();
+    for model in Fixture::all() {
         let plain = bench.logits(&model.file).unwrap();
-        assert!(found != plain, "{name} changes nothing");
-    });
+        for tensor in &model.tensors {
+            let Some(matrix) = tensor.name.strip_suffix(".weight") else {
+                continue;
+            };
+            println!("{}: {matrix}", model.name);
+            let name = format!("{matrix}.scale");
+            let is_taken = golden.takes(&model.name, matrix, "scale");
+            let scaled = beside(model.file.clone(), tensor, "scale");
+            match bench.logits(&scaled) {
+                Err(error) => {
+                    assert!(!is_taken, "{error}");
+                    bench.names(&error, &name);
+                }
+                Ok(found) => {
+                    assert!(is_taken, "{name}");
+                    let experts = rows_and_experts(tensor).1.unwrap_or(1);
+                    let each = (tensor.dims.iter().product::<u64>() / experts) as usize;
+                    let multiplied =
+                        model.changed(tensor, |place, it| it * FACTORS[place / each % 3]);
+                    assert!(found == bench.logits(&multiplied).unwrap(), "{name}");
+                    assert!(found != plain, "{name} changes nothing");
+                }
+            }
+        }
+    }
 }
 
 #[test]
 fn a_bias_beside_any_matrix_is_added_or_refused_by_name() {
-    for_each_matrix(|bench, model, tensor, matrix, beside| {
-        let name = format!("{matrix}.bias");
-        if model.has(&name) {
-            assert_eq!(beside.bias, "adds");
-            return;
-        }
-        let (dims, bias) = bias_for(tensor);
-        let with = |numbers: &[f32]| model.file.clone().f32_tensor(&name, &dims, numbers);
-        if beside.bias != "adds" {
-            bench.refuses(&with(&bias), &name);
-            return;
-        }
-        let plain = bench.logits(&model.file).unwrap();
-        let zeros = bench.logits(&with(&vec![0.0; bias.len()])).unwrap();
-        assert!(zeros == plain, "{name} of zeros changes something");
-        let found = bench.logits(&with(&bias)).unwrap();
-        assert!(found != plain, "{name} changes nothing");
-    });
-}
-
-/// Where llama.cpp multiplies the bias as well, the scale is refused.
-#[test]
-fn a_scale_does_not_multiply_the_bias_beside_it() {
-    for_each_matrix(|bench, model, tensor, matrix, beside| {
-        let Some(both) = &beside.both else {
-            return;
-        };
-        let [scale, bias] = ["scale", "bias"].map(|kind| format!("{matrix}.{kind}"));
-        let scales = scales_for(tensor);
-        let (dims, numbers) = bias_for(tensor);
-        let biased = |file: GgufWriter| file.without(&bias).f32_tensor(&bias, &dims, &numbers);
-        let pair = biased(model.file.clone());
-        let pair = pair.f32_tensor(&scale, &[scales.len() as u64], &scales);
-        if both != "product" {
-            bench.refuses(&pair, &scale);
-            return;
-        }
-        let weights = biased(multiplied(model, tensor, &scales));
-        let [found, expected] = [pair, weights].map(|file| bench.logits(&file).unwrap());
-        assert!(found == expected, "{scale}");
-    });
-}
-
-/// llama.cpp loads it and does not multiply by it.
-#[test]
-fn a_scale_of_queries_that_deepseek_projects_directly_is_refused_by_name() {
     let bench = Bench::new();
-    let model = Fixture::of("deepseek2");
-    let mut file = model.file.clone();
-    for tensor in &model.tensors {
-        let Some(block) = tensor.name.strip_suffix(".attn_q_b.weight") else {
-            continue;
-        };
-        for part in ["attn_q_a", "attn_q_a_norm", "attn_q_b"] {
-            file = file.without(&format!("{block}.{part}.weight"));
+    let golden = Variants::read();
+    for model in Fixture::all() {
+        let plain = bench.logits(&model.file).unwrap();
+        for tensor in &model.tensors {
+            let matrix = tensor.name.strip_suffix(".weight");
+            let Some(matrix) = matrix.filter(|it| !model.has(&format!("{it}.bias"))) else {
+                continue;
+            };
+            println!("{}: {matrix}", model.name);
+            let name = format!("{matrix}.bias");
+            let is_taken = golden.takes(&model.name, matrix, "bias");
+            let biased = beside(model.file.clone(), tensor, "bias");
+            match bench.logits(&biased) {
+                Err(error) => {
+                    assert!(!is_taken, "{error}");
+                    bench.names(&error, &name);
+                }
+                Ok(found) => {
+                    assert!(is_taken, "{name}");
+                    assert!(found != plain, "{name} changes nothing");
+                    let mut zeros = biased;
+                    let [(_, numbers)] = &zeros.take_f32(&name)[..] else {
+                        panic!("one {name}");
+                    };
+                    let (rows, experts) = rows_and_experts(tensor);
+                    let dims: Vec<u64> = [Some(rows), experts].into_iter().flatten().collect();
+                    let zeros = zeros.f32_tensor(&name, &dims, &vec![0.0; numbers.len()]);
+                    assert!(bench.logits(&zeros).unwrap() == plain, "{name} of zeros");
+                }
+            }
         }
-        let dims = [32, tensor.rows()];
-        let numbers = vec![0.1; (dims[0] * dims[1]) as usize];
-        file = file.f32_tensor(&format!("{block}.attn_q.weight"), &dims, &numbers);
-    }
-    assert!(bench.parts(&file).unwrap().is_empty());
-    for kind in ["scale", "bias"] {
-        let name = format!("blk.0.attn_q.{kind}");
-        bench.refuses(&file.clone().f32_tensor(&name, &[1], &[2.0]), &name);
     }
 }
 
@@ -432,6 +493,11 @@ fn biases_of_queries_keys_and_values_are_those_of_their_one_matrix() {
     let found = bench.logits(&apart).unwrap();
     assert!(found == bench.logits(&whole).unwrap());
     assert!(found != bench.logits(&model.file).unwrap());
+    // llama.cpp passes over some of the three.
+    bench.refuses(
+        &apart.clone().without("blk.0.attn_v.bias"),
+        "blk.0.attn_q.bias",
+    );
     // With both it would not be clear which to add.
     let both = apart.f32_tensor("blk.0.attn_qkv.bias", &[rows as u64], &bias);
     bench.refuses(&both, "blk.0.attn_q.bias");

@@ -189,21 +189,24 @@ class Model:
     def __init__(self, path):
         self.data = path.read_bytes()
         self.at = 24
-        self.tensors, count = struct.unpack_from("<QQ", self.data, 8)
+        tensors, count = struct.unpack_from("<QQ", self.data, 8)
         self.fields = {}
         for _ in range(count):
             key = self.string()
             start = self.at
             self.fields[key] = (start, self.skip(self.number("I")))
             self.fields[key] = self.data[start:self.at]
-        start = self.at
-        self.shapes = {}
-        for _ in range(self.tensors):
+        self.shapes, places = {}, {}
+        for _ in range(tensors):
             name, dims = self.string(), self.number("I")
             self.shapes[name] = [self.number("Q") for _ in range(dims)]
-            self.at += 12
-        self.descriptions = self.data[start:self.at]
-        self.weights = self.data[-(-self.at // 32) * 32:]
+            places[name] = (self.number("I"), self.number("Q"))
+        weights = self.data[-(-self.at // 32) * 32:]
+        ends = sorted(offset for _, offset in places.values()) + [len(weights)]
+        self.tensors = {
+            name: (kind, weights[offset:min(end for end in ends if end > offset)])
+            for name, (kind, offset) in places.items()
+        }
         architecture = self.fields["general.architecture"]
         self.architecture = architecture[12:].decode()
 
@@ -232,24 +235,27 @@ class Model:
         kind, *value = struct.unpack_from("<IIQ", self.fields.get(f"{self.architecture}.{suffix}", b"") + bytes(16))
         return value[0] if kind in (U32, I32) else None
 
-    def changed(self, changes, added=()):
-        """The file with keys changed, and with tensors of F32 added: (name, shape, numbers)."""
+    def changed(self, changes, added=(), removed=None):
+        """The file with keys changed, with tensors of F32 added, as (name, shape, numbers), and
+        with one removed."""
         fields = dict(self.fields)
         for suffix, *change in changes:
             key = f"{self.architecture}.{suffix}"
             fields.pop(key, None)
             if change:
                 fields[key] = encoded(*change)
-        out = b"GGUF" + struct.pack("<IQQ", 3, self.tensors + len(added), len(fields))
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name != removed}
+        tensors |= {name: (0, np.array(numbers, "<f4").tobytes()) for name, _, numbers in added}
+        shapes = self.shapes | {name: shape for name, shape, _ in added}
+        out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
         for key, field in fields.items():
             out += struct.pack("<Q", len(key.encode())) + key.encode() + field
-        out += self.descriptions
-        weights = self.weights
-        for name, shape, numbers in added:
-            weights += bytes(-len(weights) % 32)
+        weights = bytearray()
+        for name, (kind, data) in tensors.items():
+            shape = shapes[name]
             out += struct.pack(f"<Q{len(name)}sI", len(name), name.encode(), len(shape))
-            out += struct.pack(f"<{len(shape)}QIQ", *shape, 0, len(weights))
-            weights += np.array(numbers, "<f4").tobytes()
+            out += struct.pack(f"<{len(shape)}QIQ", *shape, kind, len(weights))
+            weights += data + bytes(-len(data) % 32)
         return out + bytes(-len(out) % 32) + weights
 
 

@@ -22,6 +22,8 @@ pub(super) struct Gemma {
     pub(super) norms_heads: bool,
     /// The 27B model, told by its number of layers, scales its scores by another width.
     pub(super) layers_27b: usize,
+    /// Whether the output head is always the embedding.
+    pub(super) is_tied: bool,
     /// The limit of attention's scores.
     pub(super) score_cap: Option<f32>,
     /// The limit of logits.
@@ -81,7 +83,10 @@ impl Gemma {
             model.norm(&name("post_ffw_norm"), Branch, Branch)?;
             model.add(Branch, Residual);
         }
-        model.head()?;
+        match self.is_tied {
+            true => model.tied_head()?,
+            false => model.head()?,
+        }
         if let Some(cap) = self.logit_cap {
             model.push(Op::Softcap {
                 buffer: Logits,

@@ -21,6 +21,7 @@ pub(super) fn describe(
         ),
         norms_heads: false,
         layers_27b: 46,
+        is_tied: true,
         score_cap: Some(keys.positive("attn_logit_softcapping", 50.0)?),
         logit_cap: Some(keys.positive("final_logit_softcapping", 30.0)?),
     };

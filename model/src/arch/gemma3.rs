@@ -49,6 +49,7 @@ pub(super) fn describe(
         ),
         norms_heads: true,
         layers_27b: 62,
+        is_tied: false,
         score_cap: None,
         logit_cap: keys.optional_positive("final_logit_softcapping")?,
     };

@@ -1,20 +1,24 @@
-//! Which scales and biases may stand beside a matrix: those that llama.cpp computes with. A
-//! file with another is refused, for what it would mean there is not known.
+//! Which scales and biases may stand beside a matrix: those by which llama.cpp computes. A file
+//! with another is refused, for llama.cpp refuses it too, or loads it and does not look at it.
 
-use Architectures::{All, AllBut, Only};
+use self::Architectures::{AllBut, Only};
+use super::{Buffer, Op, ProgramBuilder};
+use crate::error::ModelError;
 
-/// Architectures that take a scale or a bias.
+/// Architectures that have something.
+#[derive(Debug, Clone, Copy)]
 enum Architectures {
-    All,
     AllBut(&'static [&'static str]),
     Only(&'static [&'static str]),
 }
 
-/// Parts of a layer, and the architectures that take something beside their matrices.
+/// Parts of a layer, and the architectures in which they have something beside them.
 type Row = (&'static [&'static str], Architectures);
 
-const BIASES: &[Row] = &[
+const BIASES: [Row; 6] = [
+    // Latent attention has none.
     (&["attn_q", "attn_k", "attn_v"], AllBut(&["deepseek2"])),
+    // That of qwen35moe feeds the delta rule.
     (&["attn_qkv"], AllBut(&["deepseek2", "qwen35moe"])),
     (
         &["attn_output"],
@@ -39,12 +43,12 @@ const BIASES: &[Row] = &[
     ),
 ];
 
-const SCALES: &[Row] = &[
+const SCALES: [Row; 6] = [
     (
         &["attn_q", "attn_k", "attn_v", "attn_qkv"],
         AllBut(&["deepseek2"]),
     ),
-    (&["attn_output"], All),
+    (&["attn_output"], AllBut(&[])),
     (
         &["ffn_gate", "ffn_up", "ffn_down"],
         Only(&["llama", "qwen3"]),
@@ -54,39 +58,61 @@ const SCALES: &[Row] = &[
         Only(&["llama", "qwen3moe", "qwen35moe"]),
     ),
     (
-        &[
-            "ffn_gate_shexp",
-            "ffn_up_shexp",
-            "ffn_down_shexp",
-            "attn_gate",
-            "ssm_out",
-            "ssm_alpha",
-            "ssm_beta",
-        ],
+        &["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"],
+        Only(&["qwen35moe"]),
+    ),
+    (
+        &["attn_gate", "ssm_out", "ssm_alpha", "ssm_beta"],
         Only(&["qwen35moe"]),
     ),
 ];
 
-/// Parts that take a scale or a bias, but not both: llama.cpp would multiply the bias as well,
-/// which it calls wrong itself.
-const EITHER: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
+impl ProgramBuilder<'_> {
+    /// `buffer`, which is a product of the matrix `name`, times `name.scale` and plus
+    /// `name.bias`. In feed-forward networks the scale is that of the sum, as in llama.cpp.
+    pub(super) fn scale_and_bias(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
+        if part_of(name).starts_with("ffn_") {
+            self.bias_beside(&bias, buffer)?;
+            self.scale_beside(&scale, buffer)
+        } else {
+            self.scale_beside(&scale, buffer)?;
+            self.bias_beside(&bias, buffer)
+        }
+    }
 
-/// Whether `blk.N.part.bias` belongs to the architecture.
-pub(super) fn takes_bias(architecture: &str, tensor: &str) -> bool {
-    takes(BIASES, architecture, part_of(tensor))
+    fn scale_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        if self.takes_scale(name) {
+            let weight = self.resident(name, 1)?;
+            self.push(Op::WeightScale { buffer, weight });
+        }
+        Ok(())
+    }
+
+    fn bias_beside(&mut self, name: &str, buffer: Buffer) -> Result<(), ModelError> {
+        match self.takes_bias(name) {
+            true => self.bias(name, buffer),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the file has a scale of this name, and the architecture takes it.
+    pub(super) fn takes_scale(&self, name: &str) -> bool {
+        self.has(name) && has_row(&SCALES, &self.program.hyperparameters.architecture, name)
+    }
+
+    /// Whether the file has a bias of this name, and the architecture takes it.
+    pub(super) fn takes_bias(&self, name: &str) -> bool {
+        self.has(name) && has_row(&BIASES, &self.program.hyperparameters.architecture, name)
+    }
 }
 
-/// Whether `blk.N.part.scale` belongs to the architecture, beside a bias or without one.
-pub(super) fn takes_scale(architecture: &str, tensor: &str, has_bias: bool) -> bool {
+/// Whether a tensor belongs to the architecture.
+fn has_row(rows: &[Row], architecture: &str, tensor: &str) -> bool {
     let part = part_of(tensor);
-    takes(SCALES, architecture, part) && !(has_bias && EITHER.contains(&part))
-}
-
-fn takes(rows: &[Row], architecture: &str, part: &str) -> bool {
     let row = rows.iter().find(|(parts, _)| parts.contains(&part));
     row.is_some_and(|(_, architectures)| match architectures {
-        All => true,
-        AllBut(others) => !others.contains(&architecture),
+        AllBut(named) => !named.contains(&architecture),
         Only(named) => named.contains(&architecture),
     })
 }

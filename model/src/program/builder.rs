@@ -4,7 +4,6 @@ use emel_kernels::{Format, RopeScaling, RopeStyle};
 use emel_loader::gguf::{Catalog, Tensor};
 use emel_loader::unit::{Section, WeightUse};
 
-use super::beside::{takes_bias, takes_scale};
 use super::unused::unused_parts;
 use super::{
     Activation, BUFFERS, Buffer, MatrixShape, Op, Program, Rotation, RotationFactors, Scores,
@@ -156,7 +155,8 @@ impl<'a> ProgramBuilder<'a> {
     }
 
     /// `output = name.weight · input`, times `name.scale` and plus `name.bias` if the file
-    /// has them and the architecture takes them.
+    /// has them and the architecture takes them. In feed-forward networks the scale is that of
+    /// the sum.
     ///
     /// # Errors
     /// When the matrix is missing, or is not `rows` × the width of `input`, or one of the
@@ -169,32 +169,7 @@ impl<'a> ProgramBuilder<'a> {
         output: Buffer,
     ) -> Result<(), ModelError> {
         self.matrix(&format!("{name}.weight"), rows, input, output)?;
-        if self.takes_scale(name) {
-            let weight = self.resident(&format!("{name}.scale"), 1)?;
-            self.push(Op::WeightScale {
-                buffer: output,
-                weight,
-            });
-        }
-        let bias = format!("{name}.bias");
-        match self.takes_bias(&bias) {
-            true => self.bias(&bias, output),
-            false => Ok(()),
-        }
-    }
-
-    /// Whether the file has a scale beside the matrix `name.weight`, and the architecture
-    /// takes it.
-    pub(super) fn takes_scale(&self, name: &str) -> bool {
-        let [weight, scale, bias] =
-            ["weight", "scale", "bias"].map(|kind| format!("{name}.{kind}"));
-        let architecture = &self.program.hyperparameters.architecture;
-        self.has(&weight) && self.has(&scale) && takes_scale(architecture, &scale, self.has(&bias))
-    }
-
-    /// Whether the file has a bias of this name, and the architecture takes it.
-    pub(super) fn takes_bias(&self, name: &str) -> bool {
-        self.has(name) && takes_bias(&self.program.hyperparameters.architecture, name)
+        self.scale_and_bias(name, output)
     }
 
     /// `buffer += bias`, if the file has one of this name.
@@ -226,9 +201,12 @@ impl<'a> ProgramBuilder<'a> {
         if self.has(&format!("{fused}.weight")) {
             let parts = projections.map(|(_, output, rows)| (output, rows));
             self.fused(&fused, &parts)?;
-            if !self.has(&format!("{fused}.bias")) {
-                for (name, output, _) in projections {
-                    self.bias(&format!("{block}.{name}.bias"), output)?;
+            // llama.cpp adds those of the three where it has all, and no other.
+            let biases = projections.map(|(name, ..)| format!("{block}.{name}.bias"));
+            let has_all = biases.iter().all(|bias| self.has(bias));
+            if has_all && !self.has(&format!("{fused}.bias")) {
+                for (bias, (_, output, _)) in biases.iter().zip(projections) {
+                    self.bias(bias, output)?;
                 }
             }
             return Ok(());
@@ -447,17 +425,29 @@ impl<'a> ProgramBuilder<'a> {
     /// # Errors
     /// When a tensor is missing or of another size.
     pub fn head_after(&mut self, norm: &str) -> Result<(), ModelError> {
-        self.section = Section::Head;
-        self.layer = self.program.hyperparameters.layers;
-        self.push(Op::KeepLogitTokens);
-        self.norm(norm, Buffer::Residual, Buffer::Normed)?;
         let name = if self.has("output.weight") {
             "output.weight"
         } else {
             "token_embd.weight"
         };
+        self.head_of(norm, name)
+    }
+
+    /// [`ProgramBuilder::head`] of a family whose output head is always the embedding.
+    ///
+    /// # Errors
+    /// When a tensor is missing or of another size.
+    pub fn tied_head(&mut self) -> Result<(), ModelError> {
+        self.head_of("output_norm.weight", "token_embd.weight")
+    }
+
+    fn head_of(&mut self, norm: &str, matrix: &str) -> Result<(), ModelError> {
+        self.section = Section::Head;
+        self.layer = self.program.hyperparameters.layers;
+        self.push(Op::KeepLogitTokens);
+        self.norm(norm, Buffer::Residual, Buffer::Normed)?;
         let vocabulary = self.program.vocabulary();
-        self.matrix(name, vocabulary, Buffer::Normed, Buffer::Logits)
+        self.matrix(matrix, vocabulary, Buffer::Normed, Buffer::Logits)
     }
 
     /// The tensor of this name, which is used from now on, and its index.

@@ -202,10 +202,11 @@ impl ProgramBuilder<'_> {
         let mut biases = [None; EXPERT_PARTS];
         for part in 0..EXPERT_PARTS {
             let name = format!("{block}.ffn_{}_exps", PART_NAMES[part]);
-            if self.takes_scale(&name) {
-                scales[part] = Some(self.resident(&format!("{name}.scale"), experts)?);
+            let [scale, bias] = ["scale", "bias"].map(|kind| format!("{name}.{kind}"));
+            // llama.cpp has none beside gate and up in one tensor, nor beside each expert's own.
+            if self.takes_scale(&scale) && self.has(&format!("{name}.weight")) {
+                scales[part] = Some(self.resident(&scale, experts)?);
             }
-            let bias = format!("{name}.bias");
             if self.takes_bias(&bias) {
                 biases[part] = Some(self.resident_rows(&bias, matrices[part].rows, experts)?);
             }
