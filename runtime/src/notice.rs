@@ -38,7 +38,7 @@ pub enum Notice {
     LongRope {
         /// Tokens of that context.
         context: usize,
-        /// Whether it was asked for; else it is assumed for this, whatever the context is.
+        /// Whether it is the one that was asked for; else it stands for any.
         is_asked: bool,
         /// Tokens of the longest context that the short factors are for.
         original: usize,
@@ -137,13 +137,13 @@ impl fmt::Display for Notice {
                     true => ("long", "longer than"),
                     false => ("short", "within"),
                 };
-                let why = match is_asked {
-                    true => "was asked for",
-                    false => "is assumed, as none was asked for",
+                let which_context = match is_asked {
+                    true => format!("the context of {context} tokens"),
+                    false => format!("no context was asked for, and one of {context} tokens"),
                 };
                 write!(
                     out,
-                    "the {which} factors of LongRoPE are used: a context of {context} tokens {why}, and it is {than} the model's first {original}"
+                    "the {which} factors of LongRoPE are used: {which_context} is {than} the model's first {original}"
                 )
             }
             Self::ScarceMemory {

@@ -332,15 +332,15 @@ fn which_rotary_factors_are_used_and_why_is_told() {
     assert_eq!(
         told(&model, None),
         [
-            "the short factors of LongRoPE are used: a context of 4096 tokens is assumed, as none was \
-             asked for, and it is within the model's first 4096"
+            "the short factors of LongRoPE are used: no context was asked for, and one of 4096 tokens \
+             is within the model's first 4096"
         ]
     );
     assert_eq!(
         told(&model, Some(4097)),
         [
-            "the long factors of LongRoPE are used: a context of 4097 tokens was asked for, and it is \
-             longer than the model's first 4096"
+            "the long factors of LongRoPE are used: the context of 4097 tokens is longer than the \
+             model's first 4096"
         ]
     );
     assert!(told(&llama(), None).is_empty());
