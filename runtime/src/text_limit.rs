@@ -34,7 +34,8 @@ impl TextLimit {
         }
     }
 
-    /// No more than `context` of the longest tokens have; `held` as in [`PromptLimits`].
+    /// No more than `context` of the longest tokens have; `held` is the budget and the tokens that it holds, where
+    /// it is what limits the context.
     pub fn within(
         self,
         context: usize,
