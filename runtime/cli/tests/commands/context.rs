@@ -206,7 +206,7 @@ fn a_text_that_is_refused_by_its_bytes_is_told_what_the_budget_holds() {
     let asked = |bytes: usize| {
         let settings = Settings {
             context: Some(12_000),
-            ..unasked(15 << 20)
+            ..unasked(13 << 20)
         };
         let request = |_: &PromptForm<'_>| {
             let expected = ExpectedRequest {
@@ -220,11 +220,11 @@ fn a_text_that_is_refused_by_its_bytes_is_told_what_the_budget_holds() {
         Blueprint::for_request(&llama(), settings, request).unwrap_err()
     };
     let Error::BudgetTooSmall { context_held, .. } = asked(5) else {
-        panic!("15 MiB are enough");
+        panic!("13 MiB are enough");
     };
     let message = asked(200_000).to_string();
     let expected = format!(
-        "at most fit the context of 12000 tokens, of which a RAM budget of 15M holds {context_held}; shorten it, or raise the budget and the context"
+        "at most fit the context of 12000 tokens, of which a RAM budget of 13M holds {context_held}; shorten it, or raise the budget and the context"
     );
     assert!(message.ends_with(&expected), "{message}");
 }
