@@ -3,6 +3,8 @@
 mod bad_models;
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "chat")]
+mod jinja;
 mod rope_scaling;
 mod sampler_breakers;
 mod tokenizer_families;

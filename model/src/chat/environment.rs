@@ -10,7 +10,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
 use super::error::{ChatError, Raised};
 use super::json;
 use super::operators::{self, OPERATORS};
-use super::source::{self, SAME};
+use super::source::{SAME, rewritten};
 use super::text::text_of;
 use super::values::{Kind, kind, range, unsupported};
 use super::{filters, machine, methods, tests};
@@ -100,7 +100,7 @@ fn compile(source: &str) -> Result<Environment<'static>, ChatError> {
     environment.add_function("strftime_now", |format: &str| {
         strftime(&ZonedDateTime::now(), format)
     });
-    let source = source::as_minijinja_reads(source, environment.syntax().clone())?;
+    let source = rewritten(source, environment.syntax().clone())?;
     environment
         .add_template_owned(NAME, source)
         .map_err(|error| ChatError::syntax(&error))?;

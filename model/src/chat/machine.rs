@@ -11,6 +11,9 @@ use minijinja::machinery::{self, Instruction, Instructions};
 use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, Template, Value};
 
+use super::attributes;
+use super::values::check_key;
+
 /// Renders a template of an environment that has all of [`OPERATORS`].
 ///
 /// [`OPERATORS`]: super::operators::OPERATORS
@@ -112,22 +115,35 @@ fn replacement<'env>(instruction: &Instruction<'env>) -> Vec<Instruction<'env>> 
             };
             return vec![call(name, 2), Instruction::UnpackList(2)];
         }
-        Instruction::GetAttr(attribute) => {
-            let attribute = Instruction::LoadConst(Value::from(*attribute));
-            return vec![attribute, call("[.]", 2), instruction.clone()];
+        Instruction::GetAttr(name) if attributes::is_name(name) => {
+            return vec![Instruction::LoadConst((*name).into()), call("[.]", 2)];
         }
-        Instruction::BuildMap(_) => {
-            return vec![instruction.clone(), call("[keys]", 1)];
-        }
-        Instruction::LoadConst(value) if value.kind() == ValueKind::Map && !value.is_kwargs() => {
-            return vec![instruction.clone(), call("[keys]", 1)];
-        }
+        Instruction::BuildMap(_) => return vec![instruction.clone(), call("[key]", 1)],
         Instruction::PushLoop(_) => return vec![call("[for]", 1), instruction.clone()],
         Instruction::LoadConst(value) if value.kind() == ValueKind::Iterable => {
             // What minijinja has computed while it compiled: lists joined.
             return vec![instruction.clone(), call("[list]", 1)];
         }
+        Instruction::LoadConst(value) => match with_wrong_key(value) {
+            Some(dict) => return vec![Instruction::LoadConst(dict), call("[key]", 1)],
+            None => return vec![instruction.clone()],
+        },
         other => return vec![other.clone()],
     };
     vec![call(name, operands)]
+}
+
+/// The mapping in a constant that has a key which Python refuses.
+fn with_wrong_key(value: &Value) -> Option<Value> {
+    let mut items = match value.kind() {
+        ValueKind::Seq | ValueKind::Map => value.try_iter().ok()?,
+        _ => return None,
+    };
+    if value.kind() == ValueKind::Seq {
+        return items.find_map(|item| with_wrong_key(&item));
+    }
+    items.find_map(|key| match check_key(&key) {
+        Ok(()) => with_wrong_key(&value.get_item(&key).ok()?),
+        Err(_) => Some(value.clone()),
+    })
 }

@@ -69,8 +69,8 @@ fn string(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<V
             bind(args, [], 0)?;
             changed_case(state, receiver, name)
         }
-        "center" | "ljust" | "rjust" => filled(state, receiver, name, args),
-        "zfill" => filled_with_zeros(state, receiver, args),
+        "center" | "ljust" | "rjust" => field(state, receiver, name, args),
+        "zfill" => zero_filled(state, receiver, args),
         "count" | "find" | "index" | "rfind" | "rindex" => search(receiver, name, args),
         "startswith" | "endswith" => affix(state, receiver, name, args),
         "format" => format::braces(state, receiver, args),
@@ -79,16 +79,8 @@ fn string(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<V
             let [characters] = bind(args, [".chars"], 0)?;
             stripped(receiver, &characters, name)
         }
-        "partition" | "rpartition" => partitioned(receiver, name, args),
-        "removeprefix" | "removesuffix" => {
-            let [affix] = bind(args, [".affix"], 1)?;
-            let affix = required(&affix)?;
-            let rest = match name {
-                "removeprefix" => receiver.strip_prefix(affix),
-                _ => receiver.strip_suffix(affix),
-            };
-            Ok(rest.unwrap_or(receiver).into())
-        }
+        "partition" | "rpartition" => partition(receiver, name, args),
+        "removeprefix" | "removesuffix" => without_affix(receiver, name, args),
         "replace" => {
             let [old, new, count] = bind(args, [".old", ".new", ".count"], 2)?;
             replaced(
@@ -109,7 +101,7 @@ fn string(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<V
     }
 }
 
-fn filled(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+fn field(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let [width, fill] = bind(args, [".width", ".fillchar"], 1)?;
     let fill = fill.map_or(Ok(" ".to_owned()), |fill| {
         required(&Some(fill)).map(str::to_owned)
@@ -122,7 +114,7 @@ fn filled(state: &State, receiver: &str, name: &str, args: &[Value]) -> Result<V
     padded(state, receiver, int(&width, 0)?, &fill, name)
 }
 
-fn filled_with_zeros(state: &State, receiver: &str, args: &[Value]) -> Result<Value, Error> {
+fn zero_filled(state: &State, receiver: &str, args: &[Value]) -> Result<Value, Error> {
     let [width] = bind(args, [".width"], 1)?;
     let (sign, digits) = receiver.split_at(usize::from(receiver.starts_with(['+', '-'])));
     let mut out = Text::new(state);
@@ -145,7 +137,7 @@ fn joined(state: &State, receiver: &str, args: &[Value]) -> Result<Value, Error>
     Ok(out.value())
 }
 
-fn partitioned(receiver: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+fn partition(receiver: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let [separator] = bind(args, [".sep"], 1)?;
     let separator = required(&separator)?;
     let found = match (separator, name) {
@@ -159,6 +151,16 @@ fn partitioned(receiver: &str, name: &str, args: &[Value]) -> Result<Value, Erro
         (None, _) => ["", "", receiver],
     };
     Ok(tuple(parts.map(Value::from).to_vec()))
+}
+
+fn without_affix(receiver: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let [affix] = bind(args, [".affix"], 1)?;
+    let affix = required(&affix)?;
+    let rest = match name {
+        "removeprefix" => receiver.strip_prefix(affix),
+        _ => receiver.strip_suffix(affix),
+    };
+    Ok(rest.unwrap_or(receiver).into())
 }
 
 fn split_lines(state: &State, receiver: &str, args: &[Value]) -> Result<Value, Error> {

@@ -36,6 +36,7 @@ mod operators;
 mod source;
 mod tests;
 mod text;
+mod text_filters;
 mod values;
 
 use std::sync::{Arc, OnceLock, mpsc};

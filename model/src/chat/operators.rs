@@ -4,19 +4,18 @@ use std::cmp::Ordering;
 
 use minijinja::{Error, State, Value};
 
-use super::attributes;
-use super::format;
 use super::text::{Text, escaped, text_of};
 use super::values::{
     Kind, charge, check_key, contains, equal, error, items, kind, list, order, tuple, unsupported,
 };
+use super::{attributes, format};
 
 /// The names under which [`apply`] is in the environment. Those with an open bracket are
 /// comparisons in a chain, whose result comes with the right operand.
 pub(super) const OPERATORS: [&str; 30] = [
     "+", "-", "*", "/", "//", "%", "**", "~", "==", "!=", "<", "<=", ">", ">=", "[in]", "[-]",
-    "[]", "[.]", "[:]", "[for]", "[list]", "[keys]", "[==", "[!=", "[<", "[<=", "[>", "[>=", "[in",
-    "[notin",
+    "[]", "[:]", "[for]", "[list]", "[==", "[!=", "[<", "[<=", "[>", "[>=", "[in", "[notin", "[.]",
+    "[key]",
 ];
 
 pub(super) fn apply(state: &State, name: &str, operands: &[Value]) -> Result<Value, Error> {
@@ -27,26 +26,21 @@ pub(super) fn apply(state: &State, name: &str, operands: &[Value]) -> Result<Val
             _ => items(state, value).map(list),
         },
         ("[list]", [value]) => items(state, value).map(list),
-        ("[]", [container, _]) if container.is_undefined() => {
-            Err(error("an undefined value has no items"))
-        }
-        ("[]", [container, key]) => {
-            let found = item(container, key);
-            if let (true, Some(name)) = (found.is_undefined(), key.as_str()) {
-                attributes::check(container, name)?;
-            }
-            Ok(found)
-        }
-        ("[.]", [container, name]) => {
-            attributes::check(container, name.as_str().unwrap_or_default())?;
-            Ok(container.clone())
-        }
-        ("[keys]", [dict]) => {
-            for key in items(state, dict)? {
+        ("[key]", [dict]) => {
+            for key in dict.try_iter()? {
                 check_key(&key)?;
             }
             Ok(dict.clone())
         }
+        ("[.]", [container, name]) => {
+            let name = name.as_str().unwrap_or_default();
+            let found = attributes::of_type(container, name);
+            found.map_or_else(|| container.get_attr(name), Ok)
+        }
+        ("[]", [container, _]) if container.is_undefined() => {
+            Err(error("an undefined value has no items"))
+        }
+        ("[]", [container, key]) => Ok(item(container, key)),
         ("[:]", [value, start, stop, step]) => slice(state, value, [start, stop, step]),
         (_, [left, right]) => match name.strip_prefix('[') {
             Some("in]") => contains(state, right, left).map(Value::from),
@@ -254,13 +248,17 @@ fn negative(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// `container[key]`, undefined where Python fails.
+/// `container[key]`, or else the attribute of this name; undefined where Python fails.
 pub(super) fn item(container: &Value, key: &Value) -> Value {
-    let found = match (kind(container), kind(key)) {
+    let found = own_item(container, key).filter(|found| !found.is_undefined());
+    let attribute = || attributes::of_type(container, key.as_str()?);
+    found.or_else(attribute).unwrap_or(Value::UNDEFINED)
+}
+
+fn own_item(container: &Value, key: &Value) -> Option<Value> {
+    match (kind(container), kind(key)) {
         (Kind::Text(_) | Kind::List | Kind::Tuple | Kind::Range(_), key) => {
-            let Some(index) = key.int() else {
-                return Value::UNDEFINED;
-            };
+            let index = key.int()?;
             let length = container.len().unwrap_or_default() as i128;
             let index = if index < 0 { index + length } else { index };
             match (usize::try_from(index), container.as_str()) {
@@ -272,8 +270,7 @@ pub(super) fn item(container: &Value, key: &Value) -> Value {
         (Kind::Iterator, _) => None,
         (Kind::Dict, _) if check_key(key).is_err() => None,
         _ => container.get_item(key).ok(),
-    };
-    found.unwrap_or(Value::UNDEFINED)
+    }
 }
 
 fn slice(state: &State, value: &Value, bounds: [&Value; 3]) -> Result<Value, Error> {

@@ -1,9 +1,10 @@
-//! The text of a template, changed where minijinja would read it otherwise than jinja2.
+//! A template's source as minijinja has to see it to read what Python's jinja2 reads.
 
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use fancy_regex::Regex;
-use minijinja::machinery::{Token, tokenize};
+use minijinja::machinery::{Span, Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
 use super::error::ChatError;
@@ -21,111 +22,80 @@ static GENERATION: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("the expression is valid")
 });
 
-/// A template that minijinja reads as jinja2 reads `source`:
-///
-/// - Literals before an operator are behind a filter. minijinja computes with constants while
-///   it compiles, by its own rules, again for each operator of a chain, and without a bound on
-///   the product of a list and a number.
-/// - Escapes in strings are Python's.
-/// - The line end after `{% raw %}` stays.
+/// Spaces that are all there is in a raw block, and the begin of its end.
+static BLANK_RAW: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"\A[^\S\n]+\{%(?=\s*endraw\s*[-+]?%\})").expect("the expression is valid")
+});
+
+/// The source with what the two engines read in different ways written so that minijinja
+/// reads it as Python does. Its lines keep their numbers.
 ///
 /// # Errors
-/// When an expression is longer than that of any chat template, because minijinja takes
-/// quadratic time for a chain of operators; where one test follows another; and for an escape
-/// that is not supported.
-pub(super) fn as_minijinja_reads(source: &str, syntax: SyntaxConfig) -> Result<String, ChatError> {
+/// When minijinja would accept what Python does not, when a string has an escape that this
+/// does not know, or when an expression is longer than that of any chat template: minijinja
+/// takes quadratic time for a chain of operators.
+pub(super) fn rewritten(source: &str, syntax: SyntaxConfig) -> Result<String, ChatError> {
     // As Python's lexer does.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = GENERATION.replace_all(&source, "${1}${2}with${3}");
-    let mut new = String::with_capacity(source.len());
-    let mut expression = Expression::default();
-    let mut copied = 0;
+    let mut rewriting = Rewriting {
+        source: &source,
+        new: String::with_capacity(source.len()),
+        copied: 0,
+    };
+    let mut expression_tokens = 0;
+    let mut follows_literal = false;
+    let mut test = Test::None;
     // What cannot be read is an error of the parser, which comes next.
     for (token, span) in tokenize(&source, false, syntax).map_while(Result::ok) {
-        let (start, end) = (span.start_offset as usize, span.end_offset as usize);
-        let refused = |message: String| ChatError::Syntax {
+        let refused = |message| ChatError::Syntax {
             line: span.start_line as usize,
             message,
         };
-        let until = |copied: usize| source.get(copied..start).unwrap_or_default();
-        if is_operator(&token) && expression.follows_literal {
-            new.push_str(until(copied));
-            new.push('|');
-            new.push_str(SAME);
-            new.push(' ');
-            copied = start;
+        expression_tokens = match token {
+            Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => 0,
+            _ => expression_tokens + 1,
+        };
+        if expression_tokens > EXPRESSION_TOKENS_MAX {
+            let message = format!("an expression of over {EXPRESSION_TOKENS_MAX} words and signs");
+            return Err(refused(message));
         }
-        match &token {
-            Token::String(_) => {
-                new.push_str(until(copied));
-                let literal = source.get(start..end).unwrap_or_default();
-                new.push_str(&with_python_escapes(literal).map_err(refused)?);
-                copied = end;
-            }
-            Token::TemplateData(_) => {
-                new.push_str(&keeping_line_end(until(copied)));
-                copied = start;
-            }
+        test = test.then(&token).map_err(refused)?;
+        match token {
+            Token::TemplateData(_) => rewriting.raw(&span).map_err(refused)?,
+            Token::String(_) => rewriting.string(&span).map_err(refused)?,
+            _ if follows_literal && is_folded(&token) => rewriting.at_run_time(&span),
             _ => {}
         }
-        expression.take(&token).map_err(refused)?;
+        follows_literal = ends_literal(&token);
     }
-    new.push_str(source.get(copied..).unwrap_or_default());
-    Ok(new)
+    Ok(rewriting.finished())
 }
 
-/// How far an expression has been read.
-#[derive(Default)]
-struct Expression {
-    tokens: usize,
-    follows_literal: bool,
-    /// Whether the last word was `is` or `is not`, or the name of a test after it.
-    test: Test,
-}
-
-#[derive(Default, PartialEq, Eq)]
+/// Where a test stands, as in `x is not divisibleby`.
 enum Test {
-    #[default]
     None,
-    Begun,
-    Named,
+    /// Its name follows.
+    Is,
+    Name,
 }
 
-impl Expression {
-    fn take(&mut self, token: &Token) -> Result<(), String> {
-        self.tokens = match token {
-            Token::TemplateData(_) | Token::VariableStart | Token::BlockStart => 0,
-            _ => self.tokens + 1,
-        };
-        if self.tokens > EXPRESSION_TOKENS_MAX {
-            return Err(format!(
-                "an expression of over {EXPRESSION_TOKENS_MAX} words and signs"
-            ));
-        }
-        self.test = match (token, &self.test) {
-            (Token::Ident("is"), Test::Named) => {
-                return Err("one test follows another, expected one \"is\" for a value".to_owned());
+impl Test {
+    fn then(self, token: &Token) -> Result<Self, String> {
+        Ok(match (self, token) {
+            (Self::Name, Token::Ident("is")) => {
+                return Err("two tests in a row (`is … is`)".to_owned());
             }
-            (Token::Ident("is"), _) | (Token::Ident("not"), Test::Begun) => Test::Begun,
-            (Token::Ident(_), Test::Begun) => Test::Named,
-            _ => Test::None,
-        };
-        self.follows_literal = matches!(
-            token,
-            Token::Str(_)
-                | Token::String(_)
-                | Token::Int(_)
-                | Token::Int128(_)
-                | Token::Float(_)
-                | Token::BracketClose
-                | Token::ParenClose
-                | Token::BraceClose
-        );
-        Ok(())
+            (_, Token::Ident("is")) | (Self::Is, Token::Ident("not")) => Self::Is,
+            (Self::Is, Token::Ident(_)) => Self::Name,
+            (Self::Name, Token::Dot) => Self::Is,
+            _ => Self::None,
+        })
     }
 }
 
-fn is_operator(token: &Token) -> bool {
+/// Operators that minijinja computes with constants while it compiles.
+fn is_folded(token: &Token) -> bool {
     matches!(
         token,
         Token::Mul
@@ -139,66 +109,177 @@ fn is_operator(token: &Token) -> bool {
     )
 }
 
-/// What lies before the text of a template: a `{% raw %}` at its end is marked so that the line
-/// end after it stays.
-fn keeping_line_end(before: &str) -> String {
-    static RAW: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"(\{%[-+]?\s*raw\s*)(%\}\s*)$").expect("the expression is valid")
-    });
-    RAW.replace(before, "${1}+${2}").into_owned()
+fn ends_literal(token: &Token) -> bool {
+    matches!(
+        token,
+        Token::Str(_)
+            | Token::String(_)
+            | Token::Int(_)
+            | Token::Int128(_)
+            | Token::Float(_)
+            | Token::BracketClose
+            | Token::ParenClose
+            | Token::BraceClose
+    )
 }
 
-/// A string as the template has it, quotes included, with the escapes that Python knows as the
-/// characters they stand for.
-fn with_python_escapes(literal: &str) -> Result<String, String> {
-    let mut new = String::with_capacity(literal.len());
-    let mut rest = literal;
-    while let Some((before, after)) = rest.split_once('\\') {
-        new.push_str(before);
-        let escape = after.chars().next().unwrap_or_default();
-        let after = &after[escape.len_utf8().min(after.len())..];
-        let digits = match escape {
-            'x' => 2,
-            'u' => 4,
-            'U' => 8,
-            _ => 0,
-        };
-        let character = match escape {
-            'a' => '\u{7}',
-            'v' => '\u{b}',
-            'x' | 'u' | 'U' => {
-                let code = after.get(..digits);
-                let code = code.and_then(|code| u32::from_str_radix(code, 16).ok());
-                code.and_then(char::from_u32).ok_or_else(|| {
-                    format!("the escape \\{escape} in a string stands for no character")
-                })?
-            }
-            'N' => return Err("the escape \\N in a string is not supported".to_owned()),
-            '\n' => {
-                // A line end behind a backslash is none.
-                rest = after;
-                continue;
-            }
-            // What minijinja reads as Python does.
-            '"' | '\'' | '\\' | 'b' | 'f' | 'n' | 'r' | 't' | '0'..='7' => {
-                new.push('\\');
-                new.push(escape);
-                rest = after;
-                continue;
-            }
-            other => {
-                new.push_str("\\\\");
-                new.push(other);
-                rest = after;
-                continue;
-            }
-        };
-        if matches!(character, '"' | '\'' | '\\') {
-            new.push('\\');
-        }
-        new.push(character);
-        rest = &after[digits..];
+struct Rewriting<'s> {
+    source: &'s str,
+    new: String,
+    /// Up to where the source is in `new`.
+    copied: usize,
+}
+
+impl Rewriting<'_> {
+    fn replace(&mut self, range: Range<usize>, text: &str) {
+        let kept = self.source.get(self.copied..range.start);
+        self.new.push_str(kept.unwrap_or_default());
+        self.new.push_str(text);
+        self.copied = range.end;
     }
-    new.push_str(rest);
-    Ok(new)
+
+    fn finished(mut self) -> String {
+        self.replace(self.source.len()..self.source.len(), "");
+        self.new
+    }
+
+    /// minijinja computes with constants by its own rules, again for each operator of a
+    /// chain, and without a bound on the product of a list and a number. Behind a filter,
+    /// a literal is no constant.
+    fn at_run_time(&mut self, operator: &Span) {
+        let at = operator.start_offset as usize;
+        self.replace(at..at, &format!("|{SAME} "));
+    }
+
+    /// A string with escapes, which minijinja knows others of.
+    fn string(&mut self, span: &Span) -> Result<(), String> {
+        let range = span.start_offset as usize..span.end_offset as usize;
+        let quoted = self.source.get(range.clone()).unwrap_or_default();
+        let inner = quoted.get(1..quoted.len().saturating_sub(1));
+        let mut literal = "\"".to_owned();
+        for character in unescaped(inner.unwrap_or_default())?.chars() {
+            match character {
+                '\\' => literal.push_str(r"\\"),
+                '"' => literal.push_str("\\\""),
+                '\n' => literal.push_str(r"\n"),
+                other => literal.push(other),
+            }
+        }
+        literal.push('"');
+        literal.push_str(&"\n".repeat(quoted.matches('\n').count()));
+        self.replace(range, &literal);
+        Ok(())
+    }
+
+    /// The text of a raw block: Python keeps the line end that it begins with, and spaces
+    /// if they are all there is.
+    fn raw(&mut self, text: &Span) -> Result<(), String> {
+        let before = &self.source[..text.start_offset as usize];
+        let before = before.strip_suffix('\n').unwrap_or(before);
+        let Some(tag) = before.strip_suffix("%}") else {
+            return Ok(());
+        };
+        let start = tag.trim_end_matches('+').trim_end().strip_suffix("raw");
+        let start = start.map(|start| start.trim_end().trim_end_matches(['-', '+']));
+        if !start.is_some_and(|start| start.ends_with("{%")) {
+            return Ok(());
+        }
+        if tag.ends_with('+') {
+            return Err("a tag `raw +%}`".to_owned());
+        }
+        self.replace(tag.len()..tag.len(), "+");
+        let body = &self.source[before.len()..];
+        if let Ok(Some(blank)) = BLANK_RAW.find(body) {
+            let at = before.len() + blank.end();
+            self.replace(at..at, "+");
+        }
+        Ok(())
+    }
+}
+
+/// What Python reads in a string literal.
+fn unescaped(literal: &str) -> Result<String, String> {
+    let mut text = String::with_capacity(literal.len());
+    let mut rest = literal;
+    while let Some((before, escape)) = rest.split_once('\\') {
+        text.push_str(before);
+        let mut characters = escape.chars();
+        let kind = characters.next().unwrap_or_default();
+        rest = characters.as_str();
+        let unknown = |escape: &str| format!("the escape `\\{escape}` in a string");
+        let (is_digit, radix, digits): (fn(&char) -> bool, _, _) = match kind {
+            '0'..='7' => (|digit| matches!(digit, '0'..='7'), 8, 3),
+            'x' => (char::is_ascii_hexdigit, 16, 2),
+            'u' => (char::is_ascii_hexdigit, 16, 4),
+            'U' => (char::is_ascii_hexdigit, 16, 8),
+            'N' => return Err(unknown("N")),
+            other if !other.is_ascii() => return Err(unknown(&other.to_string())),
+            other => {
+                match simple_escape(other) {
+                    Some(character) => text.extend(character),
+                    None => text.extend(['\\', other]),
+                }
+                continue;
+            }
+        };
+        let code = if radix == 8 { escape } else { rest };
+        let count = code.chars().take(digits).take_while(is_digit).count();
+        let (code, after) = code.split_at(count);
+        let character = u32::from_str_radix(code, radix).ok();
+        let character = character.and_then(char::from_u32);
+        let character = character.filter(|_| radix == 8 || count == digits);
+        text.push(character.ok_or_else(|| unknown(&escape[..escape.len() - after.len()]))?);
+        rest = after;
+    }
+    text.push_str(rest);
+    Ok(text)
+}
+
+/// What a backslash and a character stand for, if it is not themselves. A line end behind a
+/// backslash is nothing.
+fn simple_escape(character: char) -> Option<Option<char>> {
+    Some(Some(match character {
+        '\n' => return Some(None),
+        '\\' | '\'' | '"' => character,
+        'a' => '\x07',
+        'b' => '\x08',
+        'f' => '\x0c',
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        'v' => '\x0b',
+        _ => return None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unescaped;
+
+    #[test]
+    fn escapes_are_those_of_python() {
+        for (literal, expected) in [
+            (r"\U0001f600\u00e9\xe9\351\0", "😀ééé\0"),
+            (r"\a\b\f\n\r\t\v\\\'\x22", "\x07\x08\x0c\n\r\t\x0b\\'\""),
+            ("a\\\nb", "ab"),
+            (r"\/\d\8 \4007 \1012", "\\/\\d\\8 Ā7 A2"),
+        ] {
+            assert_eq!(unescaped(literal).as_deref(), Ok(expected), "{literal}");
+        }
+    }
+
+    #[test]
+    fn escapes_that_python_refuses_or_that_are_not_known_are_named() {
+        for (literal, named) in [
+            (r"\x4", r"`\x4`"),
+            (r"\u12", r"`\u12`"),
+            (r"\ud83d\ude00", r"`\ud83d`"),
+            (r"\U00110000", r"`\U00110000`"),
+            (r"\N{DASH}", r"`\N`"),
+            (r"\é", r"`\é`"),
+        ] {
+            let error = unescaped(literal).expect_err(literal);
+            assert!(error.contains(named), "{error}");
+        }
+    }
 }

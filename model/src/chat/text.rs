@@ -186,26 +186,6 @@ pub(super) fn plain(state: &State, value: &Value) -> Result<Value, Error> {
     text_of(state, value)
 }
 
-/// A number as Python writes it: the shortest digits that read back the same, with an
-/// exponent below 1e-4 and from 1e16.
-pub(super) fn float(number: f64) -> String {
-    if number.is_nan() {
-        return "nan".to_owned();
-    }
-    if number.is_infinite() {
-        return if number < 0.0 { "-inf" } else { "inf" }.to_owned();
-    }
-    let scientific = format!("{number:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    match exponent.parse::<i32>() {
-        Ok(exponent) if !(-4..16).contains(&exponent) => {
-            let sign = if exponent < 0 { '-' } else { '+' };
-            format!("{digits}e{sign}{:02}", exponent.abs())
-        }
-        _ => format!("{number:?}"),
-    }
-}
-
 /// A text for HTML, marked as safe.
 pub(super) fn escaped(state: &State, value: &Value) -> Result<Value, Error> {
     if value.is_safe() {
@@ -224,6 +204,26 @@ pub(super) fn escaped(state: &State, value: &Value) -> Result<Value, Error> {
         }
     }
     Ok(Value::from_safe_string(out.into_string()))
+}
+
+/// A number as Python writes it: the shortest digits that read back the same, with an
+/// exponent below 1e-4 and from 1e16.
+pub(super) fn float(number: f64) -> String {
+    if number.is_nan() {
+        return "nan".to_owned();
+    }
+    if number.is_infinite() {
+        return if number < 0.0 { "-inf" } else { "inf" }.to_owned();
+    }
+    let scientific = format!("{number:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    match exponent.parse::<i32>() {
+        Ok(exponent) if !(-4..16).contains(&exponent) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+        _ => format!("{number:?}"),
+    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
-//! Filters of texts.
+//! The filters of jinja2 that make a text of a text.
 
 use minijinja::value::Value;
 use minijinja::{Error, State};
 
-use super::super::arguments::{bind, int, is_true, text};
-use super::super::text::{Text, plain, text_of};
-use super::super::values::{Kind, charge, error, kind, tuple, unsupported};
-use super::super::{format, methods};
+use super::arguments::{bind, int, is_true, text};
+use super::text::{Text, plain, text_of};
+use super::values::{Kind, charge, error, kind, tuple, unsupported};
+use super::{format, methods};
 
-/// Applies the filter `name`.
 pub(super) fn apply(
     state: &State,
     name: &str,
@@ -16,45 +15,39 @@ pub(super) fn apply(
     args: &[Value],
 ) -> Result<Value, Error> {
     match name {
-        "format" => {
-            let text = plain(state, value)?;
-            format::percent(
-                state,
-                text.as_str().unwrap_or_default(),
-                &tuple(args.to_vec()),
-            )
-        }
-        "indent" => indent(state, value, args),
-        "replace" => {
-            let [old, new, count] = bind(args, ["old", "new", "count"], 2)?;
-            let part = |part: Option<Value>| text_of(state, &part.unwrap_or_default());
-            let (text, old, new) = (plain(state, value)?, part(old)?, part(new)?);
-            let count = match &count {
-                Some(count) if !count.is_none() => int(&Some(count.clone()), -1)?,
-                _ => -1,
-            };
-            let parts = [&text, &old, &new].map(|part| part.as_str().unwrap_or_default());
-            methods::replaced(state, parts[0], parts[1], parts[2], count)
-        }
-        "truncate" => truncate(state, value, args),
-        _ => {
-            let text = plain(state, value)?;
-            let text = text.as_str().unwrap_or_default();
-            match name {
-                "center" => {
-                    let [width] = bind(args, ["width"], 0)?;
-                    methods::padded(state, text, int(&width, 80)?, " ", name)
-                }
-                "title" => title(state, text),
-                "trim" => {
-                    let [characters] = bind(args, ["chars"], 0)?;
-                    methods::stripped(text, &characters, "strip")
-                }
-                "wordcount" => words(text),
-                _ => methods::changed_case(state, text, name),
-            }
-        }
+        "indent" => return indent(state, value, args),
+        "truncate" => return truncate(state, value, args),
+        _ => {}
     }
+    let text = plain(state, value)?;
+    let text = text.as_str().unwrap_or_default();
+    match name {
+        "center" => {
+            let [width] = bind(args, ["width"], 0)?;
+            methods::padded(state, text, int(&width, 80)?, " ", name)
+        }
+        "title" => title(state, text),
+        "trim" => {
+            let [characters] = bind(args, ["chars"], 0)?;
+            methods::stripped(text, &characters, "strip")
+        }
+        "wordcount" => words(text),
+        "format" => format::percent(state, text, &tuple(args.to_vec())),
+        "replace" => replace(state, text, args),
+        _ => methods::changed_case(state, text, name),
+    }
+}
+
+fn replace(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
+    let [old, new, count] = bind(args, ["old", "new", "count"], 2)?;
+    let part = |part: Option<Value>| text_of(state, &part.unwrap_or_default());
+    let (old, new) = (part(old)?, part(new)?);
+    let count = match &count {
+        Some(count) if !count.is_none() => int(&Some(count.clone()), -1)?,
+        _ => -1,
+    };
+    let [old, new] = [&old, &new].map(|part| part.as_str().unwrap_or_default());
+    methods::replaced(state, text, old, new, count)
 }
 
 /// Every word with a capital; jinja2 cuts words otherwise than Python does.
