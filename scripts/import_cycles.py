@@ -16,11 +16,15 @@ CRATES = {
     "emel_model": "model/src",
     "emel_systemd": "systemd/src",
     "emel": "runtime/src",
+    "emel_cli": "runtime/cli/src",
+    "emel_tests": "tests/src",
     "emel_bench": "bench/src",
 }
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
-STRING = re.compile(r'r(#*)".*?"\1|"(?:\\.|[^"\\])*"', re.S)
-CHARACTER = re.compile(r"'(?:\\.[^']*|[^'\\])'")
+# Comments, texts and characters: whichever begins first.
+NO_CODE = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|r(?P<hashes>#*)".*?"(?P=hashes)|"(?:\\.|[^"\\])*\"|'(?:\\.[^']*|[^'\\])'""",
+    re.S,
+)
 TESTS = re.compile(r"#\[cfg\(test\)\]\s*mod \w+ \{")
 USE = re.compile(r"\b(pub(?:\([^)]*\))? )?use ([^;]+);")
 PATH = re.compile(r"\b(?:crate|super|self)(?:::\w+)+")
@@ -28,8 +32,7 @@ PATH = re.compile(r"\b(?:crate|super|self)(?:::\w+)+")
 
 def code_of(path):
     """The file's code without comments, texts and tests."""
-    text = path.read_text()
-    text = CHARACTER.sub("' '", STRING.sub('""', COMMENT.sub("", text)))
+    text = NO_CODE.sub("", path.read_text())
     tests = TESTS.search(text)
     return text[: tests.start()] if tests else text
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records a command in a terminal and writes it as an animated SVG, such as docs/session.svg.
 
-    cargo build --release -p emel --bin emel
+    cargo build --release -p emel-cli --bin emel
     scripts/record_session.py docs/session.svg --type "Why is the sky blue?" --type /exit -- \\
         emel run models/SmolLM2-135M-Instruct.Q4_1.gguf --ram-budget 64M --temp 0
 

@@ -5,6 +5,7 @@ mod display;
 mod history;
 mod lines;
 mod reasoning;
+mod several_lines;
 mod talk;
 mod terminal;
 

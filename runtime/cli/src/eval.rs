@@ -18,7 +18,8 @@ use serde::Serialize;
 
 use self::chunks::{Chunk, Chunks};
 use super::ModelOptions;
-use super::named_files::{NamedFiles, OutputKind};
+use super::named_files::NamedFiles;
+use super::output::OutputKind;
 use super::progress::text_bar;
 use emel::internals::blueprint::Blueprint;
 use emel::{Engine, Prompt, SamplerOptions, TextLimit};

@@ -1,6 +1,8 @@
 //! The command line: the program's commands, and what they share: options, progress and
 //! exit codes.
 
+#![forbid(unsafe_code)]
+
 pub mod answers;
 pub mod arguments;
 mod cache_types;

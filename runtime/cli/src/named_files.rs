@@ -1,7 +1,6 @@
 //! The files that a command's options name. An output replaces what is there, which must not be
 //! what another option is for, nor what is not easily had again.
 
-use std::fmt;
 use std::fs::{File, metadata};
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -9,29 +8,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use super::output::{OutputFile, create_output, is_standard_output};
+use super::output::{OutputFile, OutputKind, create_output, is_standard_output};
 use super::remedies::OptionError;
 use emel::internals::blueprint::Blueprint;
 use emel::internals::experts::{heat, trace};
 use emel::internals::session;
 use emel::internals::whole_file::{end_of_links, folder_of};
-
-/// What an output is, as it completes "cannot write".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutputKind {
-    /// `--stats-json`.
-    Statistics,
-    /// `--profile`.
-    Profile,
-    /// `--logits`.
-    Logits,
-    /// Of `emel trace`.
-    Trace,
-    /// `--svg`.
-    Chart,
-    /// A GGUF file.
-    Model,
-}
 
 /// Files that no output of another kind replaces, by their first bytes. A model is not replaced
 /// by a model either: it may be the only copy of gigabytes.
@@ -51,19 +33,6 @@ pub struct NamedFiles {
     heat: PathBuf,
     inputs: Vec<(&'static str, PathBuf)>,
     outputs: Vec<(&'static str, PathBuf)>,
-}
-
-impl fmt::Display for OutputKind {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Statistics => "statistics",
-            Self::Profile => "the profile",
-            Self::Logits => "logits",
-            Self::Trace => "the trace",
-            Self::Chart => "the chart",
-            Self::Model => "the model",
-        })
-    }
 }
 
 impl NamedFiles {

@@ -1,5 +1,6 @@
 //! Files that results go to.
 
+use std::fmt;
 use std::fs::{File, Metadata, OpenOptions, metadata};
 use std::io::{self, BufWriter, Write};
 use std::os::fd::AsFd;
@@ -9,8 +10,37 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::OutputError;
-use super::named_files::OutputKind;
 use emel::internals::whole_file::{WholeFile, end_of_links, file_beside};
+
+/// What an output is, as it completes "cannot write".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputKind {
+    /// `--stats-json`.
+    Statistics,
+    /// `--profile`.
+    Profile,
+    /// `--logits`.
+    Logits,
+    /// Of `emel trace`.
+    Trace,
+    /// `--svg`.
+    Chart,
+    /// A GGUF file.
+    Model,
+}
+
+impl fmt::Display for OutputKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Statistics => "statistics",
+            Self::Profile => "the profile",
+            Self::Logits => "logits",
+            Self::Trace => "the trace",
+            Self::Chart => "the chart",
+            Self::Model => "the model",
+        })
+    }
+}
 
 /// The permissions of a new file, less what the process leaves out.
 const MODE: u32 = 0o666;

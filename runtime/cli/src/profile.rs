@@ -12,8 +12,9 @@ use emel_loader::expert_layout::{EXPERT_PARTS, ExpertPart};
 use emel_loader::trace::{Activity, Event, Subject, Trace};
 use serde_json::{Value, json};
 
-use super::named_files::{NamedFiles, OutputKind};
+use super::named_files::NamedFiles;
 use super::output::OutputFile;
+use super::output::OutputKind;
 use emel::internals::blueprint::Blueprint;
 
 /// The row of the engine's thread; those of slots follow it.

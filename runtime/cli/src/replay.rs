@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::chart::{Chart, Line, Point, Style};
-use super::named_files::{NamedFiles, OutputKind, is_no_file};
-use super::output::OutputFile;
+use super::named_files::{NamedFiles, is_no_file};
+use super::output::{OutputFile, OutputKind};
 use super::remedies::OptionError;
 use emel::internals::experts::MixtureShape;
 use emel::internals::experts::heat::{self, Heat, HeatError};

@@ -79,7 +79,7 @@ pub struct SamplingOptions {
     #[arg(long, value_name = "N", default_value_t = -1, value_parser = clap::value_parser!(i64).range(-1..))]
     pub dry_penalty_last_n: i64,
 
-    /// A text that interrupts a repetition for DRY, with \n and \t; "none"for none; may be
+    /// A text that interrupts a repetition for DRY, with \n and \t; "none" for none; may be
     /// given more than once [default: \n : " *]
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub dry_sequence_breaker: Vec<String>,

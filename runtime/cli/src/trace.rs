@@ -13,7 +13,8 @@ use emel_model::routing_log::RoutingLog;
 use tokio::sync::oneshot;
 
 use super::interrupt::Interrupts;
-use super::named_files::{NamedFiles, OutputKind};
+use super::named_files::NamedFiles;
+use super::output::OutputKind;
 use super::output::OutputWriter;
 use super::{Interrupted, Kept, ModelOptions};
 use emel::internals::blueprint::Blueprint;

@@ -24,7 +24,7 @@ use rustyline::{
 use super::super::{edited_line, notice};
 use super::display::Colours;
 use super::history::History;
-use super::lines::is_open;
+use super::several_lines::is_open;
 
 /// What begins the line that the user writes.
 pub(super) const PROMPT: &str = "> ";
